@@ -1,0 +1,1 @@
+"""The PyTorch device `tpu` on JAX/XLA: eager, compiled, distributed."""

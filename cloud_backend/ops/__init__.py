@@ -1,0 +1,33 @@
+"""The cloud op table: ATen overload -> pure JAX function.
+
+A lowering takes jax arrays where the schema says Tensor, Python numbers (or 0-d weakly typed arrays,
+which behave the same) where it says Scalar, torch dtypes where it says ScalarType. It returns an
+array, or a tuple of arrays in the order of the schema's returns. It must be traceable and free of
+side effects, and it must not use torch to compute.
+
+Traits:
+    random: the function gets a jax PRNG key as `key`.
+    static: names of Scalar arguments whose value must be a Python number while tracing. Other
+        Scalars are traced, so that a new value does not compile again.
+    dynamic: names of float arguments (not Scalar) that change from call to call and are traced.
+    host: the result's shape depends on values; called with concrete arrays, outside jit.
+"""
+
+from torch_tpu_unified.core.optable import OpTable
+
+TABLE = OpTable(
+    "tpu",
+    traits={"random": False, "static": (), "dynamic": (), "host": False},
+    supplied={"random": "key"},
+)
+lowers = TABLE.lowers
+
+
+def load() -> OpTable:
+    """Import every family, which fills the table, and return it."""
+    import importlib
+    import pkgutil
+
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        importlib.import_module(f"{__name__}.{module}")
+    return TABLE

@@ -1,0 +1,1 @@
+"""The LiteRT op table: ATen overload -> function that appends operators to a graph."""

@@ -1,0 +1,1 @@
+"""One PyTorch model definition, two targets."""
