@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -112,9 +112,35 @@ def is_integral(dtype: Any) -> bool:
 def cast(x: Any, dtype: Any) -> jax.Array:
     """`x` (array or scalar) as a strongly typed array; float -> integer truncates as in PyTorch."""
     dtype = np.dtype(dtype)
-    if isinstance(x, jax.Array) and is_complex(x.dtype) and not is_complex(dtype):
-        x = (x != 0) if dtype == np.bool_ else x.real
+    if isinstance(x, jax.Array):
+        if is_complex(x.dtype) and not is_complex(dtype):
+            x = (x != 0) if dtype == np.bool_ else x.real
+        if is_float(x.dtype) and dtype.kind in "iu" and dtype.itemsize < 4:
+            # XLA saturates; PyTorch wraps, by way of a wider integer.
+            x = jax.lax.convert_element_type(x, np.int64)
+    elif dtype.kind in "iu" and isinstance(x, int):
+        x = np.asarray(x & ((1 << 64) - 1), np.uint64)
     return jax.lax.convert_element_type(x, dtype)
+
+
+def real_dtype(dtype: Any) -> np.dtype:
+    """The dtype of the parts of a complex dtype; a real one is itself; None is the default dtype."""
+    if dtype is None:
+        return to_jax(torch.get_default_dtype())
+    dtype = np.dtype(dtype)
+    return np.empty(0, dtype).real.dtype if is_complex(dtype) else dtype
+
+
+def elementwise(f: Callable[..., Any], *args: Any, floating: bool = False) -> jax.Array:
+    """`f` of the promoted arguments, computed in `compute_dtype` and rounded to the common dtype.
+
+    Python scalars go to the compute dtype at once, so that 0.1 is not rounded to bfloat16 first.
+    """
+    dtype = result_dtype(*args)
+    if floating:
+        dtype = to_float(dtype)
+    wide = compute_dtype(dtype)
+    return cast(f(*(cast(a, wide) for a in args)), dtype)
 
 
 def promoted(*args: Any, floating: bool = False) -> list[jax.Array]:
