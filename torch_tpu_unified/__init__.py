@@ -1,1 +1,70 @@
-"""One PyTorch model definition, two targets."""
+"""One PyTorch model definition, two targets: the `tpu` device and LiteRT files.
+
+The public face. Importing it loads neither half and not torch either: names are looked up when they
+are first used, and the device is registered as soon as torch is there (at once, if it is already).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_tpu_unified.comparison import compare as compare
+    from torch_tpu_unified.comparison import verify as verify
+    from torch_tpu_unified.conversion import Converted as Converted
+    from torch_tpu_unified.conversion import convert as convert
+    from torch_tpu_unified.conversion import precheck as precheck
+    from torch_tpu_unified.inspection import inspect as inspect
+    from torch_tpu_unified.parities import parity as parity
+    from torch_tpu_unified.programs import load_program as load_program
+    from torch_tpu_unified.runtime import load as load
+
+__version__ = "0.1.0"
+
+# public name -> the module that holds it
+_HOMES = {
+    "Converted": "conversion",
+    "compare": "comparison",
+    "convert": "conversion",
+    "inspect": "inspection",
+    "load": "runtime",
+    "load_program": "programs",
+    "parity": "parities",
+    "precheck": "conversion",
+    "verify": "comparison",
+}
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+def _register_device() -> None:
+    """Register `tpu` now if torch is loaded, else right after it is.
+
+    An installed package is also found by PyTorch's autoload; this serves a checkout on the path and
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0. While torch is still loading, its autoload is what runs this.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        from torch_tpu_unified import autoload
+
+        autoload.after_torch()
+    elif not getattr(torch.__spec__, "_initializing", False):
+        from cloud_backend import device
+
+        device.register()
+
+
+_register_device()
