@@ -34,6 +34,10 @@ class InputError(TtuError, ValueError):
     """What the user gave (a file, a shape, an option) is not usable; says what to give instead."""
 
 
+class OptionError(InputError):
+    """A request that cannot be tried as it stands: an option is missing, wrong or contradictory."""
+
+
 class NotYetAvailable(TtuError, NotImplementedError):
     """A public name whose feature does not exist yet."""
 

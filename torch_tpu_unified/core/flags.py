@@ -105,6 +105,15 @@ FALLBACK = Flag(
 )
 
 
+QUIET = Flag(
+    "TTU_QUIET",
+    lambda text: bool(_level(1)(text)),
+    "0, 1",
+    False,
+    "1 hides the line that says where tpu runs when there is no TPU",
+)
+
+
 def read_environment(environment: Mapping[str, str] | None = None) -> None:
     """Read every flag anew.
 
@@ -120,7 +129,8 @@ def markdown_table() -> str:
     """The flags as the table of the README."""
     rows = ["| variable | values | default | meaning |", "| --- | --- | --- | --- |"]
     for flag in REGISTRY.values():
-        default = "unset" if flag.default == "" else f"`{flag.default}`"
+        shown = int(flag.default) if isinstance(flag.default, bool) else flag.default
+        default = "unset" if shown == "" else f"`{shown}`"
         rows.append(f"| `{flag.name}` | {flag.allowed} | {default} | {flag.help} |")
     return "\n".join(rows) + "\n"
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +62,24 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         if found is None or not frame.file.startswith(_TORCH) or found.file.startswith(_TORCH):
             found = frame
     return found
+
+
+def innermost_frame(error: BaseException) -> SourceLine | None:
+    """The innermost line outside PyTorch and this project that an error passed through.
+
+    Errors of torch.export tell the user's line in their text only, so that is read too.
+    """
+    ours = str(Path(__file__).parents[2] / "torch_tpu_unified")
+    foreign = (_TORCH, ours, "<")
+    frames = [
+        SourceLine(f.filename, f.lineno or 0, f.name, f.line or "")
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(foreign)
+    ]
+    told = [m for m in _FRAME.finditer(str(error)) if not m["file"].startswith(foreign)]
+    if told:
+        return SourceLine(told[-1]["file"], int(told[-1]["line"]), told[-1]["function"], "")
+    return frames[-1] if frames else None
 
 
 def missing_operators(nodes: Iterable[torch.fx.Node], table: Container[Any]) -> list[Missing]:
