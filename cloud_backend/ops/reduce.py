@@ -278,6 +278,14 @@ def vector_norm(x: jax.Array, order: Any, dim: Any, keepdim: bool, dtype: Any) -
     return cast(value, real_dtype(dtype))
 
 
+def power_sum(x: jax.Array, order: Any, dtype: Any) -> jax.Array:
+    """The sum of |x| ** order over all elements."""
+    dtype = np.dtype(x.dtype) if dtype is None else to_jax(dtype)
+    size = jnp.abs(cast(x, compute_dtype(dtype)))
+    terms = size * size if order == 2 else jnp.power(size, np.asarray(order, size.dtype))
+    return cast(jnp.sum(terms), real_dtype(dtype))
+
+
 @lowers(aten.linalg_vector_norm.default, static=("ord",))
 def linalg_vector_norm(x, ord, dim, keepdim, *, dtype):
     return vector_norm(x, ord, dim, keepdim, dtype)
