@@ -1,0 +1,142 @@
+"""`torch.autocast("tpu", ...)`: which operators run in the lower precision, as PyTorch's CUDA lists.
+
+Each listed operator gets a kernel at the autocast key that casts its floating tensors and calls the
+operator again below that key; all others fall through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+_LOWER = """
+_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot
+linalg_multi_dot linear addbmm baddbmm bmm chain_matmul scaled_dot_product_attention
+_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+conv1d.padding conv2d.padding conv3d.padding
+"""
+_FLOAT32 = """
+__rpow__ acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan
+pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm
+frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
+huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
+upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""
+# With an optional dtype argument: float32 unless the caller says otherwise.
+_FLOAT32_DTYPE = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+"""
+_WIDEST = """
+addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack
+index_copy
+"""
+_BANNED = "binary_cross_entropy"
+_libraries: list[Any] = []
+_guard = torch._C._ExcludeDispatchKeyGuard
+_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+def _overloads(names: str) -> Iterable[OpOverload]:
+    for name in names.split():
+        packet, _, overload = name.partition(".")
+        found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if found is not None:
+            yield found
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    def one(a: torch.Tensor) -> torch.Tensor:
+        eligible = a.is_floating_point() and a.dtype != torch.float64 and a.device.type == "tpu"
+        return a.to(dtype) if eligible and a.dtype != dtype else a
+
+    return pytree.tree_map_only(torch.Tensor, one, tree)
+
+
+def _lower(op: OpOverload) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard(_keys):
+            args, kwargs = _cast((args, kwargs), torch.get_autocast_dtype("tpu"))
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _float32(op: OpOverload) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard(_keys):
+            args, kwargs = _cast((args, kwargs), torch.float32)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _float32_dtype(op: OpOverload) -> Callable[..., Any]:
+    position = next((i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None)
+    keyword = position is not None and op._schema.arguments[position].kwarg_only
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard(_keys):
+            given = kwargs.get("dtype")
+            if given is None and position is not None and not keyword and len(args) > position:
+                given = args[position]
+            first = args[0]
+            if given is None and first.is_floating_point() and first.dtype.itemsize == 2:
+                if keyword or len(args) <= (position or 0):
+                    kwargs["dtype"] = torch.float32
+                else:
+                    args = (*args[:position], torch.float32, *args[(position or 0) + 1 :])
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _widest(op: OpOverload) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard(_keys):
+            tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+            wide = any(t.dtype == torch.float32 for t in tensors)
+            dtype = torch.float32 if wide else torch.get_autocast_dtype("tpu")
+            args, kwargs = _cast((args, kwargs), dtype)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _banned(op: OpOverload) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{op._schema.name.partition('::')[2]} is unsafe to autocast: its input may underflow. Use "
+            "binary_cross_entropy_with_logits (BCEWithLogitsLoss), or disable autocast around it."
+        )
+
+    return kernel
+
+
+def install() -> None:
+    """Register the fallthrough and the listed operators."""
+    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # noqa: TOR901
+    everything.fallback(torch.library.fallthrough_kernel)
+    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")  # noqa: TOR901
+    _libraries.extend((everything, aten))
+    for names, make in (
+        (_LOWER, _lower),
+        (_FLOAT32, _float32),
+        (_FLOAT32_DTYPE, _float32_dtype),
+        (_WIDEST, _widest),
+        (_BANNED, _banned),
+    ):
+        for op in _overloads(names):
+            name = op._schema.name
+            if op._schema.overload_name:
+                name += "." + op._schema.overload_name
+            aten.m.impl(name, "AutocastPrivateUse1", make(op), False)

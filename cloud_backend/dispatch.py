@@ -1,0 +1,230 @@
+"""From an ATen call to its implementation: hand-written kernel, table, decomposition, host.
+
+Importing the package registers only a fallback; the first operator that reaches it starts jax and
+registers a kernel for each entry of the table and for its in-place and `out=` forms (structured
+operators would otherwise arrive as their `out=` form). What still reaches the fallback later is derived,
+decomposed, run on the host if the user asked for that, or refused.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import difflib
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cloud_backend import plan
+from torch_tpu_unified.core import schema
+from torch_tpu_unified.core.errors import LoweringError
+
+aten = torch.ops.aten
+log = logging.getLogger("torch_tpu_unified")
+_libraries: list[Any] = []
+_registered: set[OpOverload] = set()
+_booted = False
+_running: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("running", default=())
+# Overloads that write running statistics without saying so in their schema.
+_HIDDEN_WRITES = {
+    "aten::native_batch_norm": ("aten::_native_batch_norm_legit_functional", ("running_mean", "running_var")),
+}
+
+
+def register_fallback() -> None:
+    """Register the fallback of the device; the rest follows on the first call."""
+    library = torch.library.Library("_", "IMPL", "PrivateUse1")  # noqa: TOR901
+    library.fallback(fallback)
+    _libraries.append(library)
+
+
+def boot() -> None:
+    """Start jax, load the table and register its kernels. Idempotent."""
+    global _booted
+    if _booted:
+        return
+    from cloud_backend import kernels, ops, runtime
+
+    runtime.start()
+    table = ops.load()
+    _booted = True
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")  # noqa: TOR901
+    _libraries.append(library)
+    for op, function in kernels.KERNELS.items():
+        _register(library, op, function)
+    for op, entry in table.entries.items():
+        if op.namespace == "aten" and not schema.is_view(op):
+            _register(library, op, plan.Kernel(op, entry))
+            for other in _derived_forms(op):
+                if other.namespace == "aten" and other not in _registered:
+                    _register(library, other, _derived(other, op, entry))
+    for op in (aten.native_batch_norm.default,):
+        name, writes = _HIDDEN_WRITES[op._schema.name]
+        entry = table.get(getattr(aten, name.removeprefix("aten::")).default)
+        if entry is not None:
+            _registered.discard(op)
+            _register(library, op, plan.Kernel(op, entry, writes))
+
+
+def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> None:
+    if op in _registered or _is_composite(op):
+        return
+    _registered.add(op)
+    name = op._schema.name
+    if op._schema.overload_name:
+        name += "." + op._schema.overload_name
+    library.m.impl(name, "PrivateUse1", function, False)
+
+
+def _is_composite(op: OpOverload) -> bool:
+    """CompositeImplicit operators must keep decomposing, or autograd would not see through them."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def _derived_forms(op: OpOverload) -> list[OpOverload]:
+    """The in-place and `out=` overloads whose functional form is `op`."""
+    packet = op._overloadpacket
+    name = op._schema.name.partition("::")[2]
+    found = []
+    for p in (packet, getattr(aten, name + "_", None), getattr(aten, name.removesuffix("_functional"), None)):
+        if p is None:
+            continue
+        for overload in p.overloads():
+            other = getattr(p, overload)
+            if other is not op and schema.written_arguments(other):
+                if schema.functional_form(other) is op:
+                    found.append(other)
+    return found
+
+
+def _derived(other: OpOverload, op: OpOverload, entry: Any) -> Callable[..., Any]:
+    if schema.out_arguments(other):
+        return functools.partial(_call_out, other, op)
+    return plan.Kernel(other, entry)
+
+
+def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any:
+    """`out=`: compute the functional form, then resize and fill what the user gave."""
+    names = schema.out_arguments(op)
+    count = len(op._schema.arguments) - len(names)
+    outs = [kwargs.pop(n) if n in kwargs else args[count + i] for i, n in enumerate(names)]
+    results = functional(*args[:count], **kwargs)
+    flat = list(results) if isinstance(results, (tuple, list)) else [results]
+    targets = outs[0] if len(outs) == 1 and isinstance(outs[0], (list, tuple)) else outs
+    for target, result in zip(targets, flat, strict=True):
+        _fill(target, result)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _fill(target: torch.Tensor, result: torch.Tensor) -> None:
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise RuntimeError(
+            f"result type {_type_name(result)} can't be cast to the desired output type {_type_name(target)}"
+        )
+    if target.shape != result.shape:
+        target.resize_(result.shape)
+    target.copy_(result)
+
+
+def _type_name(t: torch.Tensor) -> str:
+    return t.type().rpartition(".")[2].removesuffix("Tensor")
+
+
+# ---- what has no kernel
+
+
+def fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The boxed fallback of the device: everything that has no kernel of its own."""
+    if not _booted:
+        boot()
+        return op(*args, **kwargs)
+    return _resolve(op)(*args, **kwargs)
+
+
+@functools.cache
+def _resolve(op: OpOverload) -> Callable[..., Any]:
+    from cloud_backend.ops import TABLE
+
+    functional = schema.functional_form(op)
+    if functional is not None and functional is not op:
+        entry = TABLE.get(functional)
+        if schema.out_arguments(op):
+            return functools.partial(_call_out, op, functional)
+        if entry is not None:
+            return plan.Kernel(op, entry)
+        if len(op._schema.returns) == 1 and len(schema.written_arguments(op)) == 1:
+            return functools.partial(_call_inplace, functional)
+    entry = TABLE.get(op)
+    if entry is not None:
+        return plan.Kernel(op, entry)
+    decomposition = _decomposition(op)
+    if decomposition is not None:
+        return functools.partial(_call_decomposition, op, decomposition)
+    return functools.partial(_on_host, op)
+
+
+def _call_inplace(functional: OpOverload, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return self.copy_(functional(self, *args, **kwargs))
+
+
+def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
+    from torch._decomp import decomposition_table
+
+    found = decomposition_table.get(op)
+    if found is None and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        found = op.decompose
+    return found
+
+
+def _call_decomposition(op: OpOverload, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
+    running = _running.get()
+    if op in running:
+        return _on_host(op, *args, **kwargs)
+    token = _running.set((*running, op))
+    try:
+        result = decomposition(*args, **kwargs)
+    finally:
+        _running.reset(token)
+    return _on_host(op, *args, **kwargs) if result is NotImplemented else result
+
+
+def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on the CPU if the user allowed it, counted and named; else refuse."""
+    from cloud_backend.ops import TABLE
+    from torch_tpu_unified.core import flags
+
+    if flags.FALLBACK.value != "warn":
+        near = difflib.get_close_matches(str(op), [str(o) for o in TABLE], n=1)
+        hint = f"; the closest operator with a lowering is {near[0]}" if near else ""
+        raise LoweringError(plan.explain(op, args, kwargs, f"no lowering and no decomposition{hint}"))
+    name = str(op)
+    if name not in plan.Counters.fallbacks:
+        log.warning("tpu: %s runs on the CPU (TTU_FALLBACK=warn)", name)
+    plan.Counters.fallbacks[name] = plan.Counters.fallbacks.get(name, 0) + 1
+    return _run_on_host(op, args, kwargs)
+
+
+def _run_on_host(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    from torch.utils import _pytree as pytree
+
+    moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def down(a: Any) -> Any:
+        if isinstance(a, torch.Tensor) and a.device.type != "cpu":
+            moved.append((a, a.cpu()))
+            return moved[-1][1]
+        return torch.device("cpu") if isinstance(a, torch.device) else a
+
+    cargs, ckwargs = pytree.tree_map(down, (args, kwargs))
+    result = op(*cargs, **ckwargs)
+    if schema.written_arguments(op):
+        for there, here in moved:
+            there.resize_(here.shape)
+            there.copy_(here)
+        back = {id(here): there for there, here in moved}
+    else:
+        back = {}
+    return pytree.tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else t.to("tpu"), result)

@@ -1,0 +1,289 @@
+"""Kernels that are about storage, not values: memory, views, copies between devices, scalars.
+
+Views run PyTorch's own metadata kernels, from a closed list of operators that never read memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloud_backend import plan, runtime, tensor, views
+from cloud_backend.dtypes import to_jax
+from cloud_backend.tensor import CPU_KEYS
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+KERNELS: dict[Any, Callable[..., Any]] = {}
+
+
+def kernel(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the device's kernel of these overloads."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            KERNELS[op] = function
+        return function
+
+    return add
+
+
+# Operators whose CPU kernels touch sizes, strides and the storage pointer, never the memory.
+_METADATA_ONLY = (
+    aten.as_strided.default,
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unfold.default,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+    aten.set_.source_Tensor,
+    aten.is_set_to.default,
+)
+for _op in _METADATA_ONLY:
+    KERNELS[_op] = functools.partial(_op._handle.redispatch_boxed, CPU_KEYS)
+
+
+def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return views.contiguous_stride(size)
+    return torch.empty(size, device="meta", memory_format=memory_format).stride()
+
+
+@kernel(aten.empty.memory_format)
+def empty(
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    _check_layout(layout)
+    size = tuple(size)
+    if any(n < 0 for n in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    return tensor.empty(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+
+
+@kernel(aten.empty_strided.default)
+def empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:
+    _check_layout(layout)
+    return tensor.empty(tuple(size), tuple(stride), dtype or torch.get_default_dtype())
+
+
+def _check_layout(layout: Any) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the tpu device has no layout {layout} yet; use a strided tensor")
+
+
+# ---- storage
+
+
+@kernel(aten.set_.source_Storage)
+def set_storage(self: Tensor, source: torch.UntypedStorage) -> Tensor:
+    n = source.nbytes() // self.element_size()
+    return set_storage_view(self, source, 0, (n,), (1,))
+
+
+@kernel(aten.set_.source_Storage_storage_offset)
+def set_storage_view(self: Tensor, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> Tensor:
+    size = tuple(size)
+    stride = tuple(stride) or views.contiguous_stride(size)
+    needed = (storage_offset + views.extent(size, stride)) * self.element_size()
+    if needed > source.nbytes():
+        _grow(source, needed)
+    tensor._set(CPU_KEYS, self, source, storage_offset, size, stride)
+    return self
+
+
+@kernel(aten.set_.default)
+def set_nothing(self: Tensor) -> Tensor:
+    tensor._set(CPU_KEYS, self, tensor.new_storage(None, 0), 0, (0,), (1,))
+    return self
+
+
+def _grow(storage: Any, nbytes: int) -> None:
+    raise RuntimeError(
+        f"Trying to use {nbytes} bytes of a tpu storage of {storage.nbytes()} bytes; storages on this "
+        "device cannot grow in place"
+    )
+
+
+@kernel(aten.resize_.default)
+def resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
+    size = tuple(size)
+    stride = _strides(size, memory_format)
+    storage, offset = self.untyped_storage(), self.storage_offset()
+    needed = (offset + views.extent(size, stride)) * self.element_size()
+    if tuple(self.shape) == size and memory_format is None:
+        return self
+    if needed > storage.nbytes():
+        # A storage here cannot grow, so the tensor gets a new one with the old content in front.
+        grown = tensor.new_storage(None, needed)
+        old = storage.buffer.array
+        if old is not None:
+            length = needed // self.element_size()
+            grown.buffer.array = _extended(old, to_jax(self.dtype), length)
+        storage = grown
+    tensor._set(CPU_KEYS, self, storage, offset, size, stride)
+    return self
+
+
+def _extended(base: Any, dtype: np.dtype, length: int) -> Any:
+    flat = views.flat_as(base, dtype)
+    return runtime.start().numpy.pad(flat, (0, max(length - flat.size, 0)))
+
+
+# ---- values that leave the device
+
+
+@kernel(aten._local_scalar_dense.default)
+def local_scalar_dense(self: Tensor) -> Any:
+    plan.Counters.host_syncs += 1
+    if self.numel() != 1:
+        raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
+    return np.asarray(tensor.read(self)).reshape(()).item()
+
+
+@kernel(aten.equal.default)
+def equal(self: Tensor, other: Tensor) -> bool:
+    plan.Counters.host_syncs += 1
+    if self.dtype != other.dtype:
+        raise RuntimeError(
+            f"Expected object of data type {self.dtype} but got data type {other.dtype} for argument "
+            "'other' in call to equal"
+        )
+    if self.shape != other.shape:
+        return False
+    return bool((tensor.read(self) == tensor.read(other)).all())
+
+
+def to_host(self: Tensor) -> Tensor:
+    """A contiguous CPU tensor with the values of a tpu tensor."""
+    plan.Counters.host_syncs += 1
+    values = np.array(tensor.read(self), copy=True, order="C")
+    if self.dtype in _BITS:
+        return torch.from_numpy(values.view(_BITS[self.dtype][0])).view(self.dtype)
+    return torch.from_numpy(values)
+
+
+_BITS: dict[torch.dtype, tuple[Any, torch.dtype]] = {
+    torch.bfloat16: (np.int16, torch.int16),
+    torch.float8_e4m3fn: (np.uint8, torch.uint8),
+    torch.float8_e5m2: (np.uint8, torch.uint8),
+    torch.float8_e4m3fnuz: (np.uint8, torch.uint8),
+    torch.float8_e5m2fnuz: (np.uint8, torch.uint8),
+}
+
+
+def from_host(source: Tensor) -> Any:
+    """A jax array with a copy of a CPU tensor's values."""
+    values = np.array(plan.host_array(source), copy=True, order="C")
+    return runtime.start().device_put(values, runtime.device())
+
+
+# ---- copies
+
+
+@kernel(aten.copy_.default, aten._copy_from.default)
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    if self.device.type != "cpu" and src.device.type == "cpu":
+        source = src.to(self.dtype).expand(self.shape)
+        plan._check_overlap([self])
+        tensor.write(self, from_host(source))
+        return self
+    if self.device.type == "cpu":
+        self.copy_(to_host(src))
+        return self
+    if self.dtype == src.dtype and self.shape == src.shape and _whole(src) and _whole(self):
+        array = tensor.base_of(src)
+        if array.shape == self.shape:
+            self.untyped_storage().buffer.array = array
+            return self
+    table_kernel(aten.copy_.default)(self, src)
+    return self
+
+
+@kernel(aten._copy_from_and_resize.default)
+def copy_from_and_resize(self: Tensor, dst: Tensor) -> Tensor:
+    dst.resize_(self.shape)
+    return dst.copy_(self)
+
+
+@kernel(aten._to_copy.default)
+def to_copy(
+    self: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
+    _check_layout(layout)
+    target = torch.device(device) if device is not None else self.device
+    if target.type == self.device.type:
+        if dtype in (None, self.dtype):
+            return clone(self, memory_format=memory_format)
+        return table_kernel(aten._to_copy.default)(self, dtype=dtype, memory_format=memory_format)
+    like = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+    wanted = torch.empty_like(like, dtype=dtype, memory_format=memory_format or torch.preserve_format)
+    if target.type == "cpu":
+        host = to_host(self)
+        if dtype is not None:
+            host = host.to(dtype)
+        if host.stride() == wanted.stride():
+            return host
+        result = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype)
+    else:
+        result = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=target)
+    return result.copy_(self if target.type != "cpu" else host)
+
+
+@kernel(aten.clone.default)
+def clone(self: Tensor, *, memory_format: Any = None) -> Tensor:
+    if memory_format in (None, torch.preserve_format) and _whole(self):
+        # Arrays are immutable, so a copy is another storage over the same array.
+        return tensor.wrap(tensor.base_of(self), plan._meta_of(self))
+    return table_kernel(aten.clone.default)(self, memory_format=memory_format)
+
+
+def _whole(t: Tensor) -> bool:
+    return (
+        t.storage_offset() == 0
+        and t.is_contiguous()
+        and t.numel() * t.element_size() == t.untyped_storage().nbytes()
+    )
+
+
+@kernel(aten.record_stream.default)
+def record_stream(self: Tensor, s: Any) -> None:
+    """Nothing to do: XLA keeps arrays alive while computations use them."""
+
+
+@functools.cache
+def table_kernel(op: Any) -> plan.Kernel:
+    """The kernel that runs `op` by the table's lowering of its functional form."""
+    from cloud_backend.ops import TABLE
+    from torch_tpu_unified.core import schema
+
+    entry = TABLE.get(schema.functional_form(op))
+    if entry is None:
+        raise NotImplementedError(f"tpu: {op} has no lowering")
+    return plan.Kernel(op, entry)
+
+

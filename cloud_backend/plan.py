@@ -1,0 +1,383 @@
+"""One eager call as one XLA program, cached by what the call looks like.
+
+`Kernel` is the implementation of one ATen overload. A call is flattened into arrays (base arrays of
+storages, start positions of views, numbers that may change) and a key (sizes, strides, dtypes, the other
+arguments). A new key makes a plan: PyTorch's meta kernel says what comes out (and refuses wrong
+arguments with PyTorch's own errors), the lowering from the table is jitted between reading the views and
+writing the results. In-place and `out=` overloads use the functional lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cloud_backend import rng, runtime, tensor, views
+from cloud_backend.dtypes import to_jax, to_torch
+from cloud_backend.tensor import Meta
+from torch_tpu_unified.core import schema
+from torch_tpu_unified.core.errors import LoweringError, Unsupported
+from torch_tpu_unified.core.optable import Entry, Parameter
+
+Tensor = torch.Tensor
+_default_dtype = torch.get_default_dtype
+
+
+class Counters:
+    """What happened so far in this process; read through `torch.tpu`."""
+
+    plans = 0
+    host_syncs = 0
+    fallbacks: dict[str, int] = {}
+
+
+class Plan(NamedTuple):
+    """A compiled call: the jitted function, metadata of fresh results, and their structure."""
+
+    run: Callable[..., Any]
+    fresh: tuple[Meta | None, ...]
+    tree: Any  # None for a single tensor
+
+
+def _scalar_flags(entry: Entry, p: Parameter) -> bool:
+    if p.name in entry.traits["static"] or (p.target or p.name) in entry.traits["static"]:
+        return False
+    return "number" in p.type or p.name in entry.traits["dynamic"]
+
+
+class Kernel:
+    """The implementation of `op` by the lowering `entry` of its functional form.
+
+    Args:
+        op: the overload that is registered.
+        entry: the table entry of its functional form, whose results are `op`'s fresh results followed
+            by the new values of the arguments that `op` writes.
+        writes: names of the written arguments, where the schema does not say so.
+    """
+
+    def __init__(self, op: OpOverload, entry: Entry, writes: tuple[str, ...] = ()) -> None:
+        self.op, self.entry = op, entry
+        self.writes = writes or schema.written_arguments(op)
+        arguments = op._schema.arguments
+        self.position = {a.name: i for i, a in enumerate(arguments)}
+        by_name = {p.name: p for p in entry.parameters}
+        self.parameters = [by_name.get(a.name) for a in arguments]
+        self.is_scalar = [p is not None and _scalar_flags(entry, p) for p in self.parameters]
+        self.random = entry.traits["random"]
+        self.host = entry.traits["host"]
+        returns = op._schema.returns
+        self.fresh_count = sum(1 for r in returns if r.alias_info is None)
+        self.plans: dict[Any, Plan] = {}
+
+    # ---- flattening
+
+    def _tensor(self, a: Tensor, arrays: list[Any]) -> Any:
+        storage = a.untyped_storage()
+        try:
+            base = storage.buffer.array
+        except AttributeError:
+            return self._foreign(a, arrays)
+        if base is None:
+            base = tensor.base_of(a)
+        shape = a.shape
+        arrays.append(base)
+        if a.is_contiguous() and base.shape == shape:
+            return ("W", shape, a.dtype)
+        view, starts = tensor.view_of(a, base)
+        if starts is None:
+            return ("W", shape, a.dtype)
+        arrays.append(starts)
+        return ("V", view, a.dtype)
+
+    def _foreign(self, a: Tensor, arrays: list[Any]) -> Any:
+        index = "index" in self.op._schema.name
+        if a.device.type == "cpu" and (a.dim() == 0 or index):
+            arrays.append(host_array(a))
+            return ("W", a.shape, a.dtype)
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"tpu:0 and {a.device}! (when checking arguments of {self.op})"
+        )
+
+    def _flatten(self, a: Any, i: int, arrays: list[Any]) -> Any:
+        if isinstance(a, Tensor):
+            return self._tensor(a, arrays)
+        kind = type(a)
+        if kind is list or kind is tuple:
+            return ("L", tuple([self._flatten(x, i, arrays) for x in a]))
+        if self.is_scalar[i] and (kind is float or kind is int or kind is complex):
+            p = self.parameters[i]
+            if a != (p.default if p is not None else None) and (kind is not int or -(2**63) <= a < 2**63):
+                arrays.append(a)
+                return ("S", kind)
+        return ("C", kind, a)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        generator = kwargs.pop("generator", None) if self.random else None
+        if self.host:
+            return self._on_host(args, kwargs)
+        arrays: list[Any] = []
+        key: list[Any] = [_default_dtype()]
+        i = 0
+        for a in args:
+            if isinstance(a, Tensor):
+                key.append(self._tensor(a, arrays))
+            else:
+                key.append(self._flatten(a, i, arrays))
+            i += 1
+        for name, a in kwargs.items():
+            key.append((name, self._flatten(a, self.position[name], arrays)))
+        if self.random:
+            arrays.append(rng.take(generator))
+        cache_key = tuple(key)
+        plan = self.plans.get(cache_key)
+        if plan is None:
+            plan = self.plans[cache_key] = self._build(cache_key, len(args), arrays, args, kwargs)
+        results = plan.run(*arrays)
+        if not self.writes:
+            if plan.tree is None:
+                return tensor.wrap(results, plan.fresh[0])
+            return _rebuild(plan, results)
+        return self._write_back(plan, results, args, kwargs)
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        i = self.position[name]
+        return args[i] if i < len(args) else kwargs.get(name)
+
+    def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        found: list[Tensor] = []
+        for name in self.writes:
+            value = self.argument(name, args, kwargs)
+            found.extend(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+        return found
+
+    def _write_back(self, plan: Plan, results: Any, args: Any, kwargs: Any) -> Any:
+        fresh, bases = results
+        written = self._written(args, kwargs)
+        for target, base in zip(written, bases, strict=True):
+            target.untyped_storage().buffer.array = base
+        made = [tensor.wrap(r, m) for r, m in zip(fresh, plan.fresh, strict=True)]  # type: ignore[arg-type]
+        returned: list[Any] = []
+        names = iter(self.writes)
+        for r in self.op._schema.returns:
+            if r.alias_info is None:
+                returned.append(made.pop(0))
+            else:
+                returned.append(self.argument(next(names), args, kwargs))
+        if not returned:
+            return None
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    # ---- building
+
+    def _build(self, key: Any, count: int, arrays: list[Any], args: Any, kwargs: Any) -> Plan:
+        Counters.plans += 1
+        if self.writes:
+            _check_overlap(self._written(args, kwargs))
+        try:
+            metas = self._metas(args, kwargs)
+            if metas is None:
+                metas = self._evaluate(self._trace(key, count, None), arrays)
+            run = self._trace(key, count, metas)
+            compiled = runtime.start().jit(run)
+            compiled.eval_shape(*arrays)
+        except Unsupported as e:
+            raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
+        leaves, tree = metas
+        return Plan(compiled, tuple(leaves), tree)
+
+    def _metas(self, args: Any, kwargs: Any) -> tuple[list[Meta | None], Any] | None:
+        """Metadata of the fresh results, from PyTorch's meta kernel; None where it has none."""
+
+        def to_meta(a: Any) -> Any:
+            if isinstance(a, Tensor):
+                return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+            return torch.device("meta") if isinstance(a, torch.device) else a
+
+        margs, mkwargs = pytree.tree_map(to_meta, (args, kwargs))
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                results = self.op(*margs, **mkwargs)
+        except NotImplementedError:
+            return None
+        if self.writes:
+            returned = results if isinstance(results, (tuple, list)) else [results]
+            flags = [r.alias_info is None for r in self.op._schema.returns]
+            results = tuple(r for r, new in zip(returned, flags, strict=False) if new)
+        if isinstance(results, Tensor):
+            return [_meta_of(results)], None
+        leaves, tree = pytree.tree_flatten(results, is_leaf=lambda x: x is None)
+        return [None if x is None else _meta_of(x) for x in leaves], tree
+
+    def _evaluate(self, run: Any, arrays: list[Any]) -> tuple[list[Meta | None], Any]:
+        """Metadata by abstract evaluation of the lowering: contiguous results."""
+        if self.writes and not self.fresh_count:
+            return [], pytree.tree_flatten(())[1]
+        shapes = runtime.start().eval_shape(run, *arrays)
+        leaves, tree = pytree.tree_flatten(shapes, is_leaf=lambda x: x is None)
+        metas = [None if x is None else _meta_of_shape(x) for x in leaves]
+        return metas, None if len(self.op._schema.returns) == 1 and len(metas) == 1 else tree
+
+    def _trace(self, key: Any, count: int, metas: Any) -> Callable[..., Any]:
+        entry, names = self.entry, [a.name for a in self.op._schema.arguments]
+        leaves, tree = metas if metas is not None else ([], None)
+
+        def run(*arrays: Any) -> Any:
+            stream = iter(arrays)
+            places: dict[str, list[Any]] = {}
+            values: dict[str, Any] = {}
+            for i, part in enumerate(key[1:]):
+                name, marker = (names[i], part) if i < count else part
+                places[name] = []
+                values[name] = _value(marker, stream, places[name])
+            bound = entry.bind((), values)
+            if self.random:
+                bound["key"] = rng.key(next(stream))
+            results = entry.function(**bound)
+            if metas is None:
+                return results[: self.fresh_count] if self.writes else results
+            if self.writes:
+                flat = _flat(results)
+                fresh, new = flat[: len(leaves)], flat[len(leaves) :]
+                targets = [p for n in self.writes for p in places.get(n, [])]
+                new = [v for v in new if v is not None]
+                if len(new) != len(targets):
+                    raise Unsupported(f"{len(new)} new values for {len(targets)} written tensors")
+                bases = [_store(*t, v) for t, v in zip(targets, new, strict=True)]
+                return [self._laid_out(v, m) for v, m in zip(fresh, leaves, strict=True)], bases
+            if tree is None:
+                return self._laid_out(results, leaves[0])
+            return [self._laid_out(v, m) for v, m in zip(_flat(results), leaves, strict=True)]
+
+        run.__name__ = self.op._schema.name.replace("::", "_")
+        return run
+
+    def _laid_out(self, value: Any, m: Meta | None) -> Any:
+        if m is None or value is None:
+            return None
+        value = runtime.start().numpy.asarray(value)
+        if value.shape != m.size or value.dtype != to_jax(m.dtype):
+            raise LoweringError(
+                f"tpu: the lowering of {self.op} gave {schema.format_value(value)} where PyTorch says "
+                f"{schema.short_dtype(m.dtype)}{list(m.size)}; please report this"
+            )
+        return views.lay_out(value, m.size, m.stride)
+
+    def _on_host(self, args: Any, kwargs: Any) -> Any:
+        """Run a lowering whose result shape depends on values: concrete arrays, outside jit."""
+        Counters.host_syncs += 1
+        self_check = pytree.tree_map_only(Tensor, read_any, (args, kwargs))
+        names = [a.name for a in self.op._schema.arguments]
+        values = {**dict(zip(names, self_check[0], strict=False)), **self_check[1]}
+        try:
+            results = self.entry.function(**self.entry.bind((), values))
+        except Unsupported as e:
+            raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
+        made = [to_tensor(r) for r in _flat(results)]
+        if isinstance(results, (tuple, list)):
+            return type(results)(made) if isinstance(results, list) else tuple(made)
+        return made[0]
+
+
+def to_tensor(array: Any) -> Tensor:
+    """A new contiguous tensor over a jax (or NumPy) array."""
+    array = runtime.start().numpy.asarray(array)
+    return tensor.from_array(array, to_torch(array.dtype))
+
+
+def read_any(a: Tensor) -> Any:
+    """The values of a tpu tensor, or of a CPU tensor, as a jax array."""
+    if a.device.type == "cpu":
+        return runtime.start().numpy.asarray(host_array(a))
+    return tensor.read(a)
+
+
+def host_array(a: Tensor) -> np.ndarray:
+    """A CPU tensor as a NumPy array that shares memory with it where possible (bfloat16 included)."""
+    a = a.detach().resolve_conj().resolve_neg()
+    dtype = to_jax(a.dtype)
+    try:
+        return a.numpy()
+    except TypeError:  # bfloat16 and float8 have no NumPy form that torch knows
+        whole = a.contiguous()
+        bits = {1: torch.uint8, 2: torch.int16}[a.element_size()]
+        return whole.view(bits).numpy().view(dtype).reshape(a.shape)
+
+
+def _rebuild(plan: Plan, results: Any) -> Any:
+    made = [
+        None if m is None else tensor.wrap(r, m) for r, m in zip(results, plan.fresh, strict=True)
+    ]
+    return pytree.tree_unflatten(made, plan.tree)
+
+
+def _meta_of(t: Tensor) -> Meta:
+    return tensor.meta(t.shape, t.stride(), t.dtype)
+
+
+def _meta_of_shape(x: Any) -> Meta:
+    size = tuple(x.shape)
+    return tensor.meta(size, views.contiguous_stride(size), to_torch(x.dtype))
+
+
+def _flat(results: Any) -> list[Any]:
+    if not isinstance(results, (tuple, list)):
+        return [results]
+    return [x for r in results for x in (_flat(r) if isinstance(r, (tuple, list)) else [r])]
+
+
+def _value(marker: Any, stream: Any, places: list[Any]) -> Any:
+    """Rebuild one argument inside the trace; `places` collects where its tensors lie."""
+    kind = marker[0]
+    if kind == "C":
+        return marker[2]
+    if kind == "S":
+        return next(stream)
+    if kind == "L":
+        return [_value(m, stream, places) for m in marker[1]]
+    base = next(stream)
+    dtype = to_jax(marker[2])
+    if kind == "W":
+        view, starts = views.Spec("whole", tuple(marker[1]), (), base.size), None
+    else:
+        view, starts = marker[1], next(stream)
+    places.append((base, view, starts, dtype))
+    return views.read(base, view, starts, dtype)
+
+
+def _store(base: Any, view: views.Spec, starts: Any, dtype: np.dtype, value: Any) -> Any:
+    from cloud_backend.ops._shared import cast
+
+    return views.write(base, view, starts, dtype, cast(value, dtype))
+
+
+def _check_overlap(written: list[Tensor]) -> None:
+    for t in written:
+        if any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True)):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a "
+                "single memory location. Please clone() the tensor before performing the operation."
+            )
+
+
+def explain(op: OpOverload, args: Any, kwargs: Any, reason: str) -> str:
+    """The text of a LoweringError: what, which call, from where, what to do next."""
+    import traceback
+
+    own = ("/torch/", "/cloud_backend/", "/torch_tpu_unified/")
+    frames = [f for f in traceback.extract_stack() if not any(o in f.filename for o in own)]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}   {frames[-1].line}" if frames else "?"
+    return (
+        f"tpu: cannot run {op}\n"
+        f"  reason  {reason}\n"
+        f"  call    {schema.format_call(op, args, kwargs)}\n"
+        f"  from    {where}\n"
+        "  next    TTU_FALLBACK=warn runs such operators on the CPU, counted and named in the log"
+    )
+

@@ -1,0 +1,95 @@
+"""`UntypedStorage` on the device: cloning, moving, resizing, which C++ cannot do without an allocator.
+
+The Python-level methods are taken over for tpu storages only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloud_backend import runtime, tensor, views
+
+
+def from_cpu(source: Any) -> Any:
+    """A storage on the device with a copy of a CPU storage's bytes."""
+    nbytes = source.nbytes()
+    flat = torch.empty(0, dtype=torch.uint8).set_(source)
+    values = np.array(flat.numpy(), copy=True)
+    array = runtime.start().device_put(values, runtime.device())
+    return tensor.new_storage(array, nbytes)
+
+
+def to_cpu(source: Any) -> Any:
+    """A CPU storage with a copy of a tpu storage's bytes."""
+    array = source.buffer.array
+    if array is None:
+        return torch.zeros(source.nbytes(), dtype=torch.uint8).untyped_storage()
+    values = np.array(array, copy=True, order="C").reshape(-1).view(np.uint8)
+    flat = torch.empty(source.nbytes(), dtype=torch.uint8)
+    flat[: values.size] = torch.from_numpy(values)
+    return flat.untyped_storage()
+
+
+def clone(source: Any) -> Any:
+    """Another storage over the same immutable array."""
+    return tensor.new_storage(source.buffer.array, source.nbytes())
+
+
+def copy_(target: Any, source: Any) -> Any:
+    """Copy bytes into a tpu storage."""
+    array = source.buffer.array if source.device.type == "tpu" else from_cpu(source).buffer.array
+    if target.buffer.array is None or target.nbytes() == source.nbytes():
+        target.buffer.array = array
+        return target
+    old = views.flat_as(target.buffer.array, np.dtype(np.uint8))
+    new = views.flat_as(array, np.dtype(np.uint8))
+    target.buffer.array = old.at[: new.size].set(new)
+    return target
+
+
+def _for_tpu(name: str, ours: Callable[..., Any]) -> None:
+    theirs = getattr(torch.UntypedStorage, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "tpu":
+            return ours(self, *args, **kwargs)
+        return theirs(self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, theirs.__doc__
+    setattr(torch.UntypedStorage, name, method)
+
+
+def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    return copy_(self, source)
+
+
+def _resize(self: Any, size: int) -> Any:
+    """Free the array (size 0) or make the storage usable again; contents are then unwritten."""
+    if size > self.nbytes():
+        raise RuntimeError(
+            f"a tpu storage of {self.nbytes()} bytes cannot grow to {size}; make a new tensor"
+        )
+    if size == 0:
+        self.buffer.array = None
+    return self
+
+
+def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    kind = torch.device(device).type
+    if kind == "tpu":
+        return self
+    return to_cpu(self) if kind == "cpu" else to_cpu(self).to(device=device)
+
+
+def install() -> None:
+    """Take the methods over."""
+    _for_tpu("clone", clone)
+    _for_tpu("cpu", to_cpu)
+    _for_tpu("copy_", _copy)
+    _for_tpu("resize_", _resize)
+    _for_tpu("to", _to)
+    _for_tpu("tolist", lambda self: to_cpu(self).tolist())

@@ -1,0 +1,197 @@
+"""A torch tensor whose storage carries a jax.Array.
+
+The tensor is PyTorch's own metadata; its `UntypedStorage` has a `Buffer` attribute that all views
+share. Storage addresses come from a reserved, inaccessible mapping: they are unique, so alias checks by
+`data_ptr()` hold, and a stray read faults instead of seeing other data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cloud_backend import runtime, views
+from cloud_backend.dtypes import to_jax
+
+_ALIGNMENT = 64
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+DEVICE = torch.device("privateuseone", 0)  # prints as tpu:0 once the backend has its name
+_new_storage = torch._C._construct_storage_from_data_pointer
+_new_tensor = torch._C._acc.create_empty_tensor
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+
+class Memory:
+    """Bytes held by tensors on the device: now, and at most since the last reset."""
+
+    current = 0
+    peak = 0
+    allocations = 0
+
+
+class Buffer:
+    """What a storage holds. `array` is None for memory nobody has written yet."""
+
+    __slots__ = ("array", "nbytes")
+
+    def __init__(self, array: Any, nbytes: int) -> None:
+        self.array = array
+        self.nbytes = nbytes
+        Memory.allocations += 1
+        Memory.current += nbytes
+        if Memory.current > Memory.peak:
+            Memory.peak = Memory.current
+
+    def __del__(self) -> None:
+        Memory.current -= self.nbytes
+
+
+class Meta(NamedTuple):
+    """Size, stride, dtype and storage bytes of a fresh tensor (offset 0)."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+
+
+def meta(size: Any, stride: Any, dtype: torch.dtype) -> Meta:
+    size, stride = tuple(size), tuple(stride)
+    return Meta(size, stride, dtype, views.extent(size, stride) * dtype.itemsize)
+
+
+class _Addresses:
+    """Unique addresses inside a PROT_NONE mapping; wraps round after terabytes of allocations."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        no_reserve = 0x4000 if hasattr(mmap, "MAP_ANONYMOUS") else 0
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+        size = 1 << 44
+        while True:
+            start = libc.mmap(None, size, 0, flags, -1, 0)
+            if start not in (None, ctypes.c_void_p(-1).value):
+                break
+            size >>= 1
+            if size < 1 << 20:
+                raise MemoryError("no address space for tpu storages")
+        self.start, self.end, self.next = start, start + size, start
+        self.lock = threading.Lock()
+
+    def take(self, nbytes: int) -> int:
+        step = (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
+        with self.lock:
+            if self.next + step > self.end:
+                self.next = self.start
+            address = self.next
+            self.next += step
+        return address
+
+
+_addresses: _Addresses | None = None
+
+
+def new_storage(array: Any, nbytes: int) -> torch.UntypedStorage:
+    """A storage of `nbytes` on the device that carries `array` (None: not written yet)."""
+    global _addresses
+    if _addresses is None:
+        _addresses = _Addresses()
+    storage = _new_storage(_addresses.take(nbytes), DEVICE, nbytes)
+    storage.buffer = Buffer(array, nbytes)
+    return storage
+
+
+def wrap(array: Any, m: Meta) -> torch.Tensor:
+    """A new tensor of metadata `m` over `array`, whose flattening is the storage's content."""
+    tensor: torch.Tensor = _new_tensor([0], m.dtype)
+    _set(CPU_KEYS, tensor, new_storage(array, m.nbytes), 0, m.size, m.stride)
+    return tensor
+
+
+def from_array(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor over a jax array of the tensor's own shape."""
+    size = tuple(array.shape)
+    return wrap(array, meta(size, views.contiguous_stride(size), dtype))
+
+
+def empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """An unwritten tensor; its memory is made (as zeros) when something reads it."""
+    to_jax(dtype)
+    return wrap(None, meta(size, stride, dtype))
+
+
+def base_of(tensor: torch.Tensor) -> Any:
+    """The base array of a tensor's storage, made now if nobody wrote it yet.
+
+    Raises:
+        RuntimeError: the storage carries nothing (it is not one of this device's).
+    """
+    storage = tensor.untyped_storage()
+    buffer = getattr(storage, "buffer", None)
+    if buffer is None:
+        raise RuntimeError(f"a tensor on {tensor.device} has no tpu storage")
+    if buffer.array is None:
+        dtype = to_jax(tensor.dtype)
+        buffer.array = zeros(storage.nbytes(), dtype)
+    return buffer.array
+
+
+def zeros(nbytes: int, dtype: np.dtype) -> Any:
+    """A flat array of zeros that fills `nbytes`; bytes when they do not divide evenly."""
+    jax = runtime.start()
+    if nbytes % dtype.itemsize:
+        dtype = np.dtype(np.uint8)
+    return jax.numpy.zeros((nbytes // dtype.itemsize,), dtype)
+
+
+def view_of(tensor: torch.Tensor, base: Any) -> tuple[views.Spec, np.ndarray | None]:
+    """How `tensor` lies in its storage's base array."""
+    length = base.size
+    itemsize = tensor.dtype.itemsize
+    if base.dtype.itemsize != itemsize:
+        length = base.size * base.dtype.itemsize // itemsize
+    return views.spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), length)
+
+
+_jitted: dict[Any, Any] = {}
+
+
+def _jit(name: str, *static: int) -> Any:
+    if name not in _jitted:
+        _jitted[name] = runtime.start().jit(getattr(views, name), static_argnums=static)
+    return _jitted[name]
+
+
+def read(tensor: torch.Tensor) -> Any:
+    """The tensor's values as a jax array of its shape and dtype."""
+    base = base_of(tensor)
+    view, starts = view_of(tensor, base)
+    dtype = to_jax(tensor.dtype)
+    if view.kind == "whole" and base.dtype == dtype and base.shape == view.size:
+        return base
+    return _jit("read", 1, 3)(base, view, starts, dtype)
+
+
+def write(tensor: torch.Tensor, value: Any) -> None:
+    """Store `value` (a jax array of the tensor's shape and dtype) through the tensor's view."""
+    storage = tensor.untyped_storage()
+    buffer = storage.buffer
+    dtype = to_jax(tensor.dtype)
+    size = tuple(tensor.shape)
+    if (
+        tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and value.size * dtype.itemsize == storage.nbytes()
+    ):
+        buffer.array = value if value.shape == size else value.reshape(size)
+        return
+    base = base_of(tensor)
+    view, starts = view_of(tensor, base)
+    buffer.array = _jit("write", 1, 3)(base, view, starts, dtype, value)
