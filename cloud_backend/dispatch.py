@@ -89,7 +89,8 @@ def _derived_forms(op: OpOverload) -> list[OpOverload]:
     packet = op._overloadpacket
     name = op._schema.name.partition("::")[2]
     found = []
-    for p in (packet, getattr(aten, name + "_", None), getattr(aten, name.removesuffix("_functional"), None)):
+    base = name.removesuffix("_functional")
+    for p in (packet, getattr(aten, base + "_", None), getattr(aten, base, None)):
         if p is None:
             continue
         for overload in p.overloads():

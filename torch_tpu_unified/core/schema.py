@@ -22,9 +22,7 @@ def is_tensor_type(type_: Any) -> bool:
 def written_arguments(op: OpOverload) -> tuple[str, ...]:
     """Names of the arguments that the op writes, `out=` ones included, in schema order."""
     return tuple(
-        a.name
-        for a in op._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
+        a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write
     )
 
 
@@ -35,15 +33,11 @@ def out_arguments(op: OpOverload) -> tuple[str, ...]:
 
 def is_view(op: OpOverload) -> bool:
     """True when a result aliases an argument without writing it."""
-    return any(
-        r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns
-    )
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
 
 
 def _signature(op: OpOverload, leave_out: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (a.name, str(a.type)) for a in op._schema.arguments if a.name not in leave_out
-    )
+    return tuple((a.name, str(a.type)) for a in op._schema.arguments if a.name not in leave_out)
 
 
 @functools.cache
@@ -57,26 +51,27 @@ def functional_form(op: OpOverload) -> OpOverload | None:
         return op
     outs = out_arguments(op)
     namespace, _, name = op._schema.name.partition("::")
-    base = name if outs else name[:-1] if name.endswith("_") else name + "_functional"
-    packet = getattr(getattr(torch.ops, namespace), base, None)
-    if packet is None:
-        return None
+    if outs:
+        bases = [name]
+    else:
+        bases = [name.removesuffix("_"), name.removesuffix("_") + "_functional"]
     wanted = _signature(op, outs)
-    found = [
-        other
-        for other in (getattr(packet, o) for o in packet.overloads())
-        if not written_arguments(other) and _signature(other) == wanted
+    candidates = [
+        getattr(packet, overload)
+        for packet in (getattr(getattr(torch.ops, namespace), base, None) for base in bases)
+        if packet is not None
+        for overload in packet.overloads()
     ]
-    if len(found) == 1:
-        return found[0]
     # Factories carry dtype, layout, device and pin_memory, which their `out=` form lacks.
-    options = ("dtype", "layout", "device", "pin_memory")
-    found = [
-        other
-        for other in (getattr(packet, o) for o in packet.overloads())
-        if not written_arguments(other) and _signature(other, options) == wanted
-    ]
-    return found[0] if len(found) == 1 else None
+    for leave_out in ((), ("dtype", "layout", "device", "pin_memory")):
+        found = [
+            other
+            for other in candidates
+            if not written_arguments(other) and _signature(other, leave_out) == wanted
+        ]
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
 def format_value(value: Any) -> str:
@@ -93,7 +88,13 @@ def format_value(value: Any) -> str:
 def short_dtype(dtype: Any) -> str:
     """`f32` for `torch.float32`; NumPy dtypes are accepted too."""
     text = str(dtype).removeprefix("torch.")
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float", "f"),
+        ("uint", "u"),
+        ("int", "i"),
+        ("complex", "c"),
+    ):
         if text.startswith(long):
             return short + text.removeprefix(long)
     return text
