@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch_tpu_unified.conversion import convert as convert
     from torch_tpu_unified.conversion import precheck as precheck
     from torch_tpu_unified.inspection import inspect as inspect
-    from torch_tpu_unified.parities import parity as parity
+    from torch_tpu_unified.parity_table import parity as parity
     from torch_tpu_unified.programs import load_program as load_program
     from torch_tpu_unified.runtime import load as load
 
@@ -31,11 +31,11 @@ _HOMES = {
     "inspect": "inspection",
     "load": "runtime",
     "load_program": "programs",
-    "parity": "parities",
+    "parity": "parity_table",
     "precheck": "conversion",
     "verify": "comparison",
 }
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

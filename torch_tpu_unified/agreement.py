@@ -1,8 +1,9 @@
 """Whether two sets of outputs agree, and by how much they differ.
 
-A floating output agrees when its largest error is at most `TOLERANCE` of the output's own range. Where it
-is not, and a float64 reference can be had, the output is judged by its distance to that, against
-PyTorch's own distance: rounding that float32 cannot avoid is no fault. Integers must be equal.
+A floating output agrees when its largest error is at most `TOLERANCE` of the output's own range.
+Where it is not, and a float64 reference can be had, the output is judged by its distance to that,
+against PyTorch's own distance: rounding that float32 cannot avoid is no fault. Integers must be
+equal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HEADERS = ("output", "type", "max abs", "mean abs", "relative", "")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One output: its largest and mean absolute error, the largest relative to the output's range."""
+    """One output: its largest and mean absolute error, and the largest relative to its range."""
 
     name: str
     type: str

@@ -1,8 +1,8 @@
 """Registers the `tpu` device when torch is imported.
 
-`autoload` is the body of the `torch.backends` entry point; `after_torch` does the same for programs
-that import this package before torch, installed or not. Neither ever raises into `import torch`: what
-goes wrong becomes one warning, and the program goes on without the device.
+`autoload` is the body of the `torch.backends` entry point; `after_torch` does the same for
+programs that import this package before torch, installed or not. Neither ever raises into `import
+torch`: what goes wrong becomes one warning, and the program goes on without the device.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from torch_tpu_unified.core.errors import InputError, OptionError
-from torch_tpu_unified.core.report import innermost_frame
 
 _FORM = re.compile(r"(?P<where>.+):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -54,6 +53,8 @@ def make(where: str, name: str) -> Any:
 
 
 def _told(error: BaseException) -> str:
+    from torch_tpu_unified.core.report import innermost_frame
+
     frame = innermost_frame(error)
     return f"{type(error).__name__}: {error}" + (f" [{frame}]" if frame else "")
 

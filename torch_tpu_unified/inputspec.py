@@ -40,10 +40,10 @@ FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One example input: `shape` of sizes, `dtype` by name, `name` of forward's parameter if given.
+    """One example input: sizes, dtype by name, the name of forward's parameter if one is given.
 
-    `low` and `high` bound the random values, both included; floats default to a normal distribution,
-    integers to 0 and 1, which index any table.
+    `low` and `high` bound the random values, both included; floats default to a normal
+    distribution, integers to 0 and 1, which index any table.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Programs: what a user has (a module, a file, a factory) as one `torch.export.ExportedProgram`.
 
-Everything is exported on the CPU in eval mode; the user's module is not changed by it, neither its
-mode nor its device nor its buffers. `Program.reference` is what every other target is compared with.
+Everything is exported on the CPU in eval mode. The user's module is not changed by it: neither
+its mode nor its device nor its buffers. `Program.reference` is what every target is compared with.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from torch_tpu_unified import factories, inputspec, sources
+from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import ConversionError, InputError, OptionError
 from torch_tpu_unified.core.report import innermost_frame
 from torch_tpu_unified.inputspec import InputSpec
@@ -46,7 +49,7 @@ class Program:
     name: str = "model"
     module: torch.nn.Module | None = None
 
-    def reference(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    def reference(self, dtype: torch.dtype | None = None) -> list[Any]:
         """The flattened outputs of eager PyTorch on the example inputs.
 
         Args:
@@ -61,22 +64,43 @@ class Program:
         args, kwargs = inputs
         with torch.no_grad():
             outputs = run(*args, **kwargs)
-        return tensors(outputs)
+        return leaves(outputs)
 
-    def flat_inputs(self) -> list[Any]:
-        """The example inputs in the order of the program's user inputs."""
-        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
-        wanted = self.exported.call_spec.in_spec
-        if wanted is not None and spec != wanted:
-            leaves = pytree.tree_leaves(
-                (self.args, {k: self.kwargs[k] for k in wanted.child(1).context})
+    def flat_leaves(self) -> list[Any]:
+        """The example inputs in the order of the program's placeholders, numbers and None included.
+
+        Raises:
+            InputError: they do not have the structure that the program was exported with.
+        """
+        order = self.exported.call_spec.in_spec
+        flat, spec = pytree.tree_flatten((self.args, self.kwargs))
+        if order is None or spec == order:
+            return flat
+        names = list(order.child(1).context or [])
+        if set(names) != set(self.kwargs):
+            given = ", ".join(self.kwargs) or "none"
+            raise InputError(f"{self.name} takes the keyword inputs {names}; given: {given}")
+        flat, spec = pytree.tree_flatten((self.args, {n: self.kwargs[n] for n in names}))
+        if spec != order:
+            raise InputError(
+                f"{self.name}: the inputs do not have the program's structure: {order}"
             )
-        return leaves
+        return flat
+
+    def flat_inputs(self) -> list[torch.Tensor]:
+        """The example tensors in that order: the inputs of a LiteRT file."""
+        return [x for x in self.flat_leaves() if isinstance(x, torch.Tensor)]
 
 
-def tensors(outputs: Any) -> list[torch.Tensor]:
-    """The tensors in a (nested) result, in order."""
-    return [x.detach() for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
+def leaves(outputs: Any) -> list[Any]:
+    """The tensors and numbers in a (nested) result, in order; None is left out, as in a file."""
+    found = []
+    for x in pytree.tree_leaves(outputs):
+        if isinstance(x, torch.Tensor):
+            found.append(x.detach())
+        elif isinstance(x, (bool, int, float)):
+            found.append(np.asarray(x))
+    return found
 
 
 def _clones(values: Any) -> Any:
@@ -174,11 +198,20 @@ def _export(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export's own deprecation warnings are nothing a user can act on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
+    """Hides what torch.export says to its developers; TTU_DEBUG=1 shows it."""
+    if flags.DEBUG.value:
         yield
+        return
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def brief(error: BaseException) -> str:
@@ -342,8 +375,8 @@ def _load_pickle(path: Path, trust_pickle: bool) -> torch.nn.Module:
             held = torch.load(path, map_location="cpu", weights_only=False)
         except Exception as error:
             raise InputError(
-                f"{path} cannot be unpickled: {brief(error)}; the module's class must be importable "
-                "from here (run in its folder or install its package)"
+                f"{path} cannot be unpickled: {brief(error)}; the module's class must be "
+                "importable from here (run in its folder or install its package)"
             ) from error
     if isinstance(held, torch.nn.Module):
         return held

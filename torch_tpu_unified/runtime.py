@@ -1,7 +1,7 @@
 """Runs a LiteRT file on torch tensors: `load("model.tflite")(x)`.
 
-A thin layer over the LiteRT interpreter: names, order and dtypes as in the PyTorch program, tensors of
-any device in, CPU tensors out. One interpreter is kept; a signature is prepared on its first use.
+A thin layer over the LiteRT interpreter: names, order and dtypes as in the PyTorch program, tensors
+of any device in, CPU tensors out. One interpreter is kept; a signature is prepared on first use.
 """
 
 from __future__ import annotations
@@ -47,17 +47,22 @@ class LiteRTModel:
             The output, or a tuple of several in the program's order; CPU tensors.
 
         Raises:
-            OptionError: the signature is unknown or must be named, or an input is missing or unknown.
+            OptionError: the signature is unknown or must be named; an input is missing or unknown.
             InputError: an input has a wrong shape or dtype, or LiteRT fails.
         """
-        key = self._key(signature)
+        key = self.signature_key(signature)
         given = self._named(key, args, kwargs)
         with self._lock:
             outputs = self._run(key, given)
         results = tuple(_tensor(outputs[name]) for name in self.signatures[key][1])
         return results[0] if len(results) == 1 else results
 
-    def _key(self, signature: str | None) -> str:
+    def signature_key(self, signature: str | None) -> str:
+        """The signature to run: the one named, or the only one.
+
+        Raises:
+            OptionError: it is unknown, or one of several must be named.
+        """
         if signature is None and len(self.signatures) == 1:
             return next(iter(self.signatures))
         if signature not in self.signatures:

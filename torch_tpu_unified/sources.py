@@ -1,7 +1,7 @@
 """Recognises what a file is by its content, without running anything in it.
 
-Names lie and pickles run code: a zip is told apart by its entries, a pickle is only ever opened with
-PyTorch's restricted loader, and an exported program is searched for hidden pickles before it is loaded.
+Names lie and pickles run code: a zip is told apart by its entries, a pickle is only ever opened
+with PyTorch's restricted loader, and an exported program is searched for hidden pickles first.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FOREIGN = (
     (0, b"\x7fELF", "a program or shared library; tpu-convert takes PyTorch models"),
 )
 _WHAT = (
-    "give a .pt2 from torch.export.save, a TorchScript .pt, a pickled nn.Module with --trust-pickle, "
-    "or FILE.py:FACTORY"
+    "give a .pt2 from torch.export.save, a TorchScript .pt, a pickled nn.Module with "
+    "--trust-pickle, or FILE.py:FACTORY"
 )
 _PICKLE_STARTS = tuple(b"\x80" + bytes([n]) for n in range(1, 6))
 

@@ -1,0 +1,131 @@
+"""What `tpu-convert SOURCE` does: check the request, load, convert, verify, write, report.
+
+Everything that can be refused cheaply is refused before torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from torch_tpu_unified.cli.progress import Stage, stages
+
+from torch_tpu_unified import factories, files, inputspec, sources
+from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
+from torch_tpu_unified.inputspec import InputSpec
+from torch_tpu_unified.targets import check_target
+
+if TYPE_CHECKING:
+    from torch_tpu_unified.conversion import Converted
+    from torch_tpu_unified.parity_table import Parity
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A checked command line."""
+
+    source: str
+    output: Path
+    inputs: tuple[InputSpec, ...]
+    io_layout: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    verify: bool
+    parity: bool
+    trust_pickle: bool
+    seed: int
+    as_json: bool
+    quiet: bool
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Request:
+        """Check the options of the command.
+
+        Raises:
+            OptionError: an input is malformed, the source does not exist, or the output is it.
+            InputError: the output cannot be written, or the source is no model.
+            NotYetAvailable: an option of a later version.
+        """
+        check_target(options["to"])
+        for name in ("quantize", "calib"):
+            if options[name] is not None:
+                raise NotYetAvailable(f"--{name} is not available yet; leave it out for float32")
+        source = options["source"]
+        factory = factories.split(source)
+        if not factory:
+            sources.recognise(Path(source))
+        elif factory[0].endswith(".py") and not Path(factory[0]).is_file():
+            raise OptionError(f"{factory[0]} does not exist")
+        default = factory[1].rpartition(".")[2] if factory else Path(source).stem
+        output = Path(options["output"] or f"{default}.tflite")
+        if output.exists() and not factory and output.samefile(source):
+            raise OptionError(f"{output} is the source itself; name another file with -o")
+        files.check_writable(output)
+        return cls(
+            source=source,
+            output=output,
+            inputs=tuple(inputspec.parse(text) for text in options["inputs"]),
+            **{
+                f.name: options[f.name]
+                for f in dataclasses.fields(cls)
+                if f.name not in ("source", "output", "inputs")
+            },
+        )
+
+
+def run(request: Request) -> None:
+    """Convert, write the file and print the report; a failure raises and writes nothing."""
+    with stages(request.quiet or request.as_json) as stage:
+        # What the model's own code prints must not end up in the results.
+        with contextlib.redirect_stdout(sys.stderr):
+            converted, table = _work(request, stage)
+        stage("save")
+        converted.save(request.output)
+    if request.as_json:
+        click.echo(json.dumps(_as_json(request, converted, table), indent=2))
+    elif not request.quiet:
+        click.echo(f"{request.output}: {converted.report}")
+        if table is not None:
+            click.echo(f"parity on the same inputs\n{table}")
+    if table is not None and not table.ok:
+        click.echo("error: the targets do not agree; see the table", err=True)
+        sys.exit(1)
+
+
+def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
+    stage("load")
+    from torch_tpu_unified import conversion, parity_table, programs
+
+    program = programs.load_program(
+        request.source, request.inputs, trust_pickle=request.trust_pickle, seed=request.seed
+    )
+    converted = conversion.convert_programs(
+        {conversion.DEFAULT_SIGNATURE: program},
+        io_layout=request.io_layout,
+        verify=request.verify,
+        progress=lambda name, number, total: stage(name),
+        input_names=request.input_names or None,
+        output_names=request.output_names or None,
+    )
+    if not request.parity:
+        return converted, None
+    table = parity_table.parity(program, progress=lambda name, number, total: stage(name))
+    return converted, table
+
+
+def _as_json(request: Request, converted: Converted, table: Parity | None) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "ok": table is None or table.ok,
+        "source": request.source,
+        "output": str(request.output),
+        "report": converted.report.as_json(),
+    }
+    if table is not None:
+        told["parity"] = table.as_json()
+    return told

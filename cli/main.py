@@ -1,0 +1,93 @@
+"""`tpu-convert`: the options, and nothing heavier than click.
+
+The work is in `convert.py`, imported when there is something to do, so that `--help` and a misspelt
+option answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from torch_tpu_unified.cli import failures
+
+from torch_tpu_unified import __version__
+
+EPILOG = """\b
+Examples:
+  tpu-convert model.pt2 -o model.tflite
+  tpu-convert nets.py:make_resnet --input 1x3x224x224 -o resnet.tflite
+  tpu-convert my.package:llm --input ids=int64[1,16]:0..31999 --parity
+  tpu-convert module.pt --trust-pickle --input float32[1,3,224,224]
+
+\b
+Exit codes: 0 done, 1 failed, 2 the command line is wrong.
+TTU_DEBUG=1 shows tracebacks; TTU_DUMP=folder writes the graph after each stage."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.argument("source")
+@click.option("--to", default="litert", show_default=True, metavar="TARGET", help="What to make.")
+@click.option("-o", "--output", metavar="FILE", help="The file to write; default: SOURCE.tflite.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="SPEC",
+    help="An example input, in order: float32[1,3,224,224], ids=int64[1,16]:0..999 or 1x3x224x224.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Run the file beside PyTorch; fail when they differ.",
+)
+@click.option(
+    "--parity",
+    is_flag=True,
+    help="Compare CPU PyTorch, tpu eager and compiled, and LiteRT; name the first differing node.",
+)
+@click.option(
+    "--io-layout",
+    type=click.Choice(["nchw", "nhwc"]),
+    default="nchw",
+    show_default=True,
+    help="Of rank-4 inputs and outputs of the file.",
+)
+@click.option("--input-name", "input_names", multiple=True, help="Name of an input, in order.")
+@click.option("--output-name", "output_names", multiple=True, help="Name of an output, in order.")
+@click.option(
+    "--trust-pickle",
+    is_flag=True,
+    help="Unpickle SOURCE, which can run any code in it.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the random example inputs.")
+@click.option("--quantize", hidden=True)
+@click.option("--calib", hidden=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@click.version_option(__version__, prog_name="tpu-convert")
+def command(**options: Any) -> None:
+    """Convert a PyTorch model to a LiteRT file.
+
+    SOURCE is a .pt2 file of torch.export.save, package.module:factory or file.py:factory (a
+    function that gives an nn.Module, or a tuple of it with its example inputs), a TorchScript .pt,
+    or a pickled nn.Module with --trust-pickle.
+    """
+    from torch_tpu_unified.cli import convert
+
+    convert.run(convert.Request.from_options(options))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and leave with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with failures.reported(as_json="--json" in given):
+        result = command.main(given, prog_name="tpu-convert", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

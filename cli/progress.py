@@ -1,0 +1,50 @@
+"""Progress by stage, on stderr: a moving line in a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+Stage = Callable[[str], None]
+
+
+class Stages:
+    """Shows one stage at a time; a stage ends when the next begins."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("") if console.is_terminal else None
+        self._name, self._start = "", 0.0
+
+    def begin(self, name: str) -> None:
+        """End the current stage and show the next."""
+        self.end()
+        self._name, self._start = name, time.perf_counter()
+        if self._status is not None:
+            self._status.update(f"{name} …")
+            self._status.start()
+
+    def end(self) -> None:
+        """End the current stage, if there is one, and print its time."""
+        if self._status is not None:
+            self._status.stop()
+        if self._name:
+            seconds = time.perf_counter() - self._start
+            self._console.print(f"  {self._name:<10} {seconds:6.2f} s", highlight=False)
+        self._name = ""
+
+
+@contextlib.contextmanager
+def stages(quiet: bool) -> Iterator[Stage]:
+    """Gives a function to call with the name of each stage as it begins."""
+    if quiet:
+        yield lambda name: None
+        return
+    shown = Stages(Console(stderr=True))
+    try:
+        yield shown.begin
+    finally:
+        shown.end()

@@ -1,0 +1,287 @@
+"""`convert`: a PyTorch program becomes a LiteRT file, checked beside PyTorch at once.
+
+export -> lower -> passes -> write (all by `litert_export`) -> verify. The file exists in memory
+until `Converted.save`, which writes it by an atomic rename.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from torch_tpu_unified import agreement, files, programs
+from torch_tpu_unified.agreement import Agreement
+from torch_tpu_unified.core.errors import NotYetAvailable, OptionError, VerificationError, not_yet
+from torch_tpu_unified.programs import Program
+from torch_tpu_unified.tables import readable_bytes
+from torch_tpu_unified.targets import check_target
+
+Progress = Callable[[str, int, int], None]
+_LATER = ("int64", "max_rank", "target", "unroll")
+_LAYOUTS = ("nchw", "nhwc")
+DEFAULT_SIGNATURE = "serving_default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a conversion did; `str()` gives a summary to read.
+
+    Attributes:
+        seconds: stage -> seconds.
+        operators: LiteRT operator -> number of calls.
+        parameters: elements of all constants.
+        size: of the file in bytes.
+        signatures: name -> (input names, output names).
+        verified: signature -> the comparison with PyTorch; empty when it was not asked for.
+    """
+
+    seconds: dict[str, float]
+    operators: dict[str, int]
+    parameters: int
+    size: int
+    signatures: dict[str, tuple[list[str], list[str]]]
+    verified: dict[str, Agreement]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output that was compared agrees."""
+        return all(a.ok for a in self.verified.values())
+
+    def __str__(self) -> str:
+        count = sum(self.operators.values())
+        lines = [
+            f"{readable_bytes(self.size)}, {self.parameters:,} parameters, {count} operators: "
+            + ", ".join(f"{op} {n}" for op, n in sorted(self.operators.items()))
+        ]
+        for name, table in self.verified.items():
+            lines.append(f"{name}: LiteRT beside PyTorch on the example inputs")
+            lines.append(str(table))
+        if not self.verified:
+            lines.append("not verified")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain["signatures"] = {
+            k: {"inputs": i, "outputs": o} for k, (i, o) in self.signatures.items()
+        }
+        plain["verified"] = {k: a.as_json() for k, a in self.verified.items()}
+        return plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A finished model: `model` is the file's content, `report` what was done."""
+
+    model: bytes | bytearray
+    report: Report
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file by an atomic rename; returns its real path.
+
+        Raises:
+            InputError: the folder is missing or not writable.
+            WriteError: the disk is full; an older file survives.
+        """
+        return files.write(path, self.model)
+
+    def __repr__(self) -> str:
+        return f"Converted({readable_bytes(len(self.model))}, {', '.join(self.report.signatures)})"
+
+
+def convert(
+    module_or_program: torch.nn.Module | ExportedProgram | Program | None = None,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    to: str = "litert",
+    dynamic_shapes: Any = None,
+    quantize: Any = None,
+    signatures: Mapping[str, Any] | None = None,
+    io_layout: str = "nchw",
+    verify: bool = True,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    lowerings: Mapping[Any, Callable[..., Any]] | None = None,
+    progress: Progress | None = None,
+    **later: Any,
+) -> Converted:
+    """Convert a PyTorch model to a LiteRT file.
+
+    A module in training mode or on another device is exported in eval mode on the CPU; it is left
+    as it is. Shapes are static: those of the example inputs.
+
+    Args:
+        module_or_program: an nn.Module, or an ExportedProgram.
+        args, kwargs: example inputs of the module, tensors of the shapes and dtypes to deploy; an
+            ExportedProgram has its own.
+        to: `litert`.
+        signatures: instead of all three: name -> (module, args), (module, args, kwargs) or an
+            ExportedProgram; one file with several entries, equal weights stored once.
+        io_layout: `nchw` keeps the shapes of the PyTorch model; `nhwc` makes rank-4 inputs and
+            outputs channels-last.
+        verify: run the file in the LiteRT interpreter beside PyTorch on the example inputs.
+        input_names, output_names: names in the file's signature; default: those of `forward`'s
+            parameters, and the keys of a dict result or `output`, `output_0`, `output_1`, ….
+        lowerings: operator overload -> function, for operators of your own.
+        progress: called with (stage, its number, count of stages) as each stage starts.
+
+    Raises:
+        OptionError: inputs are missing, or an option is wrong.
+        InputError: the model fails on the inputs in PyTorch itself.
+        ConversionError: torch.export cannot trace it, or LiteRT cannot express it.
+        LoweringError: operators have no lowering; all of them are listed.
+        VerificationError: the file's outputs are not PyTorch's.
+        NotYetAvailable: `dynamic_shapes`, `quantize`, another `to`.
+    """
+    _check_options(to, dynamic_shapes, quantize, io_layout, later)
+    start = time.perf_counter()
+    if progress:
+        progress("export", 0, 0)
+    if signatures is None:
+        if module_or_program is None:
+            raise OptionError("give a module and args, an ExportedProgram, or signatures")
+        found = {DEFAULT_SIGNATURE: as_program(module_or_program, args, kwargs)}
+    elif module_or_program is not None or args is not None or kwargs:
+        raise OptionError("give either a module with its inputs, or signatures")
+    else:
+        found = {name: _signature(name, given) for name, given in signatures.items()}
+    seconds = {"export": time.perf_counter() - start}
+    return convert_programs(
+        found,
+        io_layout=io_layout,
+        verify=verify,
+        seconds=seconds,
+        progress=progress,
+        input_names=input_names,
+        output_names=output_names,
+        lowerings=lowerings,
+    )
+
+
+def _check_options(
+    to: str, dynamic_shapes: Any, quantize: Any, io_layout: str, later: Mapping[str, Any]
+) -> None:
+    check_target(to)
+    if io_layout not in _LAYOUTS:
+        raise OptionError(f"io_layout={io_layout!r} is unknown; one of {', '.join(_LAYOUTS)}")
+    if dynamic_shapes is not None:
+        raise NotYetAvailable(
+            "dynamic_shapes is not available yet: a LiteRT file has the static shapes of the "
+            "example inputs; convert once for each size"
+        )
+    if quantize is not None:
+        raise NotYetAvailable("quantize is not available yet; leave it out for float32")
+    for name in later:
+        if name not in _LATER:
+            raise TypeError(f"convert() got an unexpected keyword argument {name!r}")
+        raise NotYetAvailable(f"convert({name}=...) is not available yet; leave it out")
+
+
+def as_program(given: Any, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> Program:
+    """A module or an ExportedProgram with example inputs as a `Program`.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if isinstance(given, Program):
+        return given
+    if isinstance(given, ExportedProgram):
+        return programs.from_exported(given, args, kwargs)
+    if isinstance(given, torch.nn.Module):
+        return programs.from_module(given, args, kwargs)
+    raise OptionError(
+        f"a {type(given).__name__} cannot be converted; give an nn.Module with example inputs, or "
+        "an ExportedProgram"
+    )
+
+
+def _signature(name: str, given: Any) -> Program:
+    if isinstance(given, tuple) and 2 <= len(given) <= 3:
+        module, args, kwargs = (*given, None)[:3]
+        return as_program(module, args, kwargs)
+    if isinstance(given, (ExportedProgram, Program)):
+        return as_program(given, None, None)
+    raise OptionError(f"signature {name!r}: give (module, args), or an ExportedProgram")
+
+
+def convert_programs(
+    found: Mapping[str, Program],
+    *,
+    io_layout: str = "nchw",
+    verify: bool = True,
+    seconds: dict[str, float] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Converted:
+    """Convert programs, one signature each; as `convert`, which prepares them."""
+    import litert_export
+
+    made = litert_export.export(
+        {name: p.exported for name, p in found.items()},
+        io_layout=io_layout,
+        progress=progress,
+        **options,
+    )
+    seconds = {**(seconds or {}), **made.report.seconds}
+    verified = {}
+    if verify:
+        start = time.perf_counter()
+        if progress:
+            progress("verify", 0, 0)
+        for name, program in found.items():
+            outputs = made.report.signatures[name][1]
+            verified[name] = compare_with_file(program, made.model, name, outputs, io_layout)
+        seconds["verify"] = time.perf_counter() - start
+    report = Report(
+        seconds,
+        dict(made.report.ops),
+        made.report.parameters,
+        len(made.model),
+        dict(made.report.signatures),
+        verified,
+    )
+    for name, table in verified.items():
+        agreement.refuse(table, f"the LiteRT file ({name})")
+    return Converted(made.model, report)
+
+
+def compare_with_file(
+    program: Program,
+    model: bytes | bytearray | str | os.PathLike[str],
+    signature: str | None,
+    names: Sequence[str],
+    io_layout: str = "nchw",
+) -> Agreement:
+    """Run a file on the program's example inputs and compare it with eager PyTorch.
+
+    Raises:
+        VerificationError: the interpreter fails, or outputs have other shapes or dtypes.
+    """
+    from litert_export import verify
+    from torch_tpu_unified.core.errors import InputError
+
+    inputs = [agreement.to_numpy(t) for t in program.flat_inputs()]
+    if io_layout == "nhwc":
+        inputs = [x.transpose(0, 2, 3, 1) if x.ndim == 4 else x for x in inputs]
+    try:
+        found = verify.run(model, inputs, signature)
+    except InputError as error:
+        raise VerificationError(
+            f"LiteRT cannot run the file on the example inputs: {error}"
+        ) from error
+    if io_layout == "nhwc":
+        found = [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+    wide = (lambda: program.reference(torch.float64)) if program.module is not None else None
+    return agreement.judge(found, program.reference(), names, wide=wide)
+
+
+precheck = not_yet("torch_tpu_unified.precheck", "it comes with the Edge TPU target")
