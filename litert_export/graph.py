@@ -150,7 +150,7 @@ class Graph:
             if shape is None:
                 shape = np.broadcast_shapes(*(v.shape for v in present))
             outputs = [(shape, dtype or present[0].dtype)]
-        label = name or self.scope
+        label = name or f"{self.scope}/{code.lower()}"
         results = [
             Value(self.unique(label), tuple(int(d) for d in s), t, source=self.source)
             for s, t in outputs

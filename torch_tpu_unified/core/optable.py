@@ -158,3 +158,13 @@ class OpTable:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def extended(self, functions: Mapping[OpOverload, Callable[..., Any]]) -> OpTable:
+        """A copy with these lowerings in front of the table's own, checked by the same rules."""
+        table = OpTable(
+            self.name, leading=self.leading, traits=self.traits, supplied=self.supplied
+        )
+        table.entries = {op: e for op, e in self.entries.items() if op not in functions}
+        for op, function in functions.items():
+            table.lowers(op)(function)
+        return table

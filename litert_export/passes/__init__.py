@@ -1,0 +1,1 @@
+"""Graph passes, one per file. Each has `run(graph) -> graph` and leaves a graph that verifies."""

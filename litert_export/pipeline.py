@@ -1,0 +1,161 @@
+"""The exporter's stages in order, with the reason for each one's place beside it.
+
+Every stage leaves a graph that verifies. TTU_DUMP=folder writes the graph's text after each stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from litert_export import capture, emit, ops, writer
+from litert_export.graph import Graph
+from litert_export.passes import cleanup
+from torch_tpu_unified.core import flags
+from torch_tpu_unified.core.errors import InputError
+from torch_tpu_unified.core.optable import OpTable
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass
+class Report:
+    """What an export did.
+
+    Attributes:
+        seconds: stage -> seconds, summed over signatures.
+        ops: operator -> calls in the file.
+        parameters: elements of all constants, shared ones counted once.
+        bytes: size of the file.
+        signatures: name -> (input names, output names).
+    """
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    ops: dict[str, int] = dataclasses.field(default_factory=dict)
+    parameters: int = 0
+    bytes: int = 0
+    signatures: dict[str, tuple[list[str], list[str]]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Job:
+    """One signature on its way through the stages."""
+
+    name: str
+    program: ExportedProgram
+    table: OpTable
+    io_layout: str
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    graph: Graph | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A step: a function that changes the job."""
+
+    name: str
+    run: Callable[[Job], None]
+
+
+def _decompose(job: Job) -> None:
+    job.program = capture.decompose(job.program, job.table)
+
+
+def _emit(job: Job) -> None:
+    emitter = emit.Emitter(job.program, job.table, io_layout=job.io_layout)
+    job.graph = emitter.run(job.input_names, job.output_names)
+    job.graph.name = job.name
+
+
+def _pass(run: Callable[[Graph], Graph]) -> Callable[[Job], None]:
+    def stage(job: Job) -> None:
+        assert job.graph is not None
+        job.graph = run(job.graph)
+
+    return stage
+
+
+STAGES: tuple[Stage, ...] = (
+    # Refusals come first: they are about the user's model and cost nothing.
+    Stage("decompose", _decompose),
+    # Only now is every operator known, so all that is missing is reported at once.
+    Stage("lower", _emit),
+    # Fewer ops for everything that follows.
+    Stage("clean", _pass(cleanup.run)),
+    # Layout leaves identities and reshape chains behind, fusion leaves unused constants.
+    Stage("tidy", _pass(cleanup.run)),
+)
+WRITE = "write"
+
+
+def stage_names() -> list[str]:
+    """The names that a progress callback gets, in order."""
+    return [*(s.name for s in STAGES), WRITE]
+
+
+def _dump(job: Job, number: int, stage: str, folder: str) -> None:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    text = job.graph.text() if job.graph is not None else str(job.program)
+    (path / f"{job.name}-{number:02d}-{stage}.txt").write_text(text, encoding="utf-8")
+
+
+def run(
+    programs: Mapping[str, ExportedProgram],
+    *,
+    table: OpTable | None = None,
+    io_layout: str = "nchw",
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[bytes | bytearray, Report, dict[str, Graph]]:
+    """Take programs (by signature) through every stage; see `litert_export.export`."""
+    if io_layout not in ("nchw", "nhwc"):
+        raise InputError(f"io_layout={io_layout!r} is not one of nchw, nhwc")
+    if not programs:
+        raise InputError("no program to export")
+    table = table or ops.load()
+    jobs = [
+        Job(name, program, table, io_layout, input_names, output_names)
+        for name, program in programs.items()
+    ]
+    report = Report()
+    total = len(STAGES) + 1
+    for number, stage in enumerate(STAGES):
+        if progress:
+            progress(stage.name, number, total)
+        start = time.perf_counter()
+        for job in jobs:
+            stage.run(job)
+            if job.graph is not None:
+                job.graph.verify()
+            if flags.DUMP.value:
+                _dump(job, number, stage.name, flags.DUMP.value)
+        report.seconds[stage.name] = time.perf_counter() - start
+    if progress:
+        progress(WRITE, total - 1, total)
+    start = time.perf_counter()
+    graphs = {job.name: job.graph for job in jobs if job.graph is not None}
+    model = writer.write(graphs)
+    report.seconds[WRITE] = time.perf_counter() - start
+    _count(report, graphs, len(model))
+    return model, report, graphs
+
+
+def _count(report: Report, graphs: Mapping[str, Graph], size: int) -> None:
+    seen: dict[Any, int] = {}
+    for name, graph in graphs.items():
+        for code, count in graph.histogram().items():
+            report.ops[code] = report.ops.get(code, 0) + count
+        report.signatures[name] = (list(graph.input_names), list(graph.output_names))
+        for v in graph.values:
+            if v.data is not None and v.data.dtype.kind == "f":
+                seen[v.data.__array_interface__["data"][0], v.shape] = v.size
+    report.parameters = sum(seen.values())
+    report.bytes = size
