@@ -24,7 +24,7 @@ def load_bytes(model: bytes | bytearray | memoryview | str | os.PathLike[str]) -
     Raises:
         InputError: there is no such file, or it is no LiteRT file.
     """
-    if isinstance(model, (bytes, bytearray, memoryview)):
+    if isinstance(model, (bytes, bytearray, memoryview, mmap.mmap)):
         content: Any = model
         name = "the model"
     else:
