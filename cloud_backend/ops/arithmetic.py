@@ -17,6 +17,7 @@ import numpy as np
 from cloud_backend.ops import lowers
 from cloud_backend.ops._shared import (
     cast,
+    compute_dtype,
     elementwise,
     is_integral,
     is_scalar,
@@ -68,14 +69,16 @@ def rsub(x, other, *, alpha):
 
 
 def _div_trunc(a, b):
-    return jax.lax.div(a, b) if is_integral(a.dtype) else jnp.trunc(a / b)
+    if is_integral(a.dtype):
+        return jax.lax.div(*jnp.broadcast_arrays(a, b))
+    return jnp.trunc(a / b)
 
 
 def _div_floor(a, b):
     if is_integral(a.dtype):
         return jnp.floor_divide(a, b)
     # Python's floor division: exact where a / b rounds up to the next integer.
-    rest = jax.lax.rem(a, b)
+    rest = jnp.fmod(a, b)
     quotient = (a - rest) / b
     quotient = jnp.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
     floor = jnp.floor(quotient)
@@ -93,13 +96,17 @@ def div(x, other):
 def div_mode(x, other, *, rounding_mode):
     if rounding_mode is None:
         return div(x, other)
-    return elementwise(one_of(trunc=_div_trunc, floor=_div_floor)(rounding_mode), x, other)
+    f = one_of(trunc=_div_trunc, floor=_div_floor)(rounding_mode)
+    if rounding_mode == "trunc" and compute_dtype(dtype := result_dtype(x, other)) != dtype:
+        # PyTorch rounds the quotient to the half type first, which may carry it to an integer.
+        return jnp.trunc(elementwise(jnp.divide, x, other))
+    return elementwise(f, x, other)
 
 
 def _remainder(a, b):
     if is_integral(a.dtype):
         return jnp.remainder(a, b)
-    rest = jax.lax.rem(a, b)
+    rest = jnp.fmod(a, b)
     return jnp.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
 
 
