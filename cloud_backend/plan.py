@@ -120,7 +120,7 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         generator = kwargs.pop("generator", None) if self.random else None
-        if self.host:
+        if self.host and (self.host is True or self.host(args, kwargs)):
             return self._on_host(args, kwargs)
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype()]
@@ -201,6 +201,8 @@ class Kernel:
             return torch.device("meta") if isinstance(a, torch.device) else a
 
         margs, mkwargs = pytree.tree_map(to_meta, (args, kwargs))
+        if self.random and "generator" in self.position:
+            mkwargs["generator"] = None
         try:
             with _disable_current_modes(), torch.no_grad():
                 results = self.op(*margs, **mkwargs)

@@ -10,7 +10,9 @@ Traits:
     static: names of Scalar arguments whose value must be a Python number while tracing. Other
         Scalars are traced, so that a new value does not compile again.
     dynamic: names of float arguments (not Scalar) that change from call to call and are traced.
-    host: the result's shape depends on values; called with concrete arrays, outside jit.
+    host: the result's shape depends on values; called with concrete arrays, outside jit. A function
+        of the call's (args, kwargs) says so call by call. Either a
+        bool, or a function of (args, kwargs) of the call that says so.
 """
 
 from torch_tpu_unified.core.optable import OpTable

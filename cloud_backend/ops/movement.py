@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cloud_backend.dtypes import to_jax
 from cloud_backend.ops import lowers
 from cloud_backend.ops._shared import canonical_dim, cast, compute_dtype, result_dtype
 from torch_tpu_unified.core.aten import aten
@@ -161,18 +160,6 @@ def tril(x, diagonal=0):
 @lowers(aten.triu.default)
 def triu(x, diagonal=0):
     return jnp.triu(x, diagonal)
-
-
-@lowers(aten.tril_indices.default)
-def tril_indices(row, col, offset=0, dtype=None):
-    at = np.stack(np.tril_indices(row, offset, col)) if row and col else np.zeros((2, 0))
-    return jnp.asarray(at, to_jax(dtype) if dtype is not None else np.int64)
-
-
-@lowers(aten.triu_indices.default)
-def triu_indices(row, col, offset=0, dtype=None):
-    at = np.stack(np.triu_indices(row, offset, col)) if row and col else np.zeros((2, 0))
-    return jnp.asarray(at, to_jax(dtype) if dtype is not None else np.int64)
 
 
 @lowers(aten.pixel_shuffle.default)
