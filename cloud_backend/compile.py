@@ -1,15 +1,251 @@
-"""The `torch.compile` backend: AOTAutograd graphs, each lowered to one XLA program."""
+"""The `torch.compile` backend: AOTAutograd's forward and backward graphs, each one XLA program.
+
+A graph is interpreted over the same op table as eager mode, under `jax.jit` tracing. Symbolic sizes
+arrive as Python ints; each new combination of them is traced anew.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from cloud_backend import dispatch, plan, rng, runtime, tensor, views
+from cloud_backend.dtypes import to_jax
+from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
+from torch_tpu_unified.core.report import scan
+
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# Nodes that compute with Python numbers (symbolic sizes), not with tensors.
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 class Programs:
-    """Compiled programs so far."""
+    """XLA programs that compiled graphs have led to in this process."""
 
     count = 0
 
 
-def tpu_backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError
+def tpu_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph for the tpu device; `torch.compile(backend="tpu")` calls it.
+
+    Args:
+        gm: the graph that Dynamo captured.
+        example_inputs: its inputs, fake or real.
+        mode: one of PyTorch's modes; XLA optimises the same way in all of them.
+        options: none exist yet.
+
+    Raises:
+        InputError: an unknown mode or option.
+        LoweringError: operators without lowering, all of them at once.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode={mode!r} is not one of {', '.join(map(str, MODES))}")
+    if options:
+        raise InputError(f"the tpu backend has no option {next(iter(options))!r}; leave options out")
+    dispatch.boot()
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    compile_graph = functools.partial(_compile_graph)
+    return aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+    )(gm, example_inputs)
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's core ATen decompositions, less what the table lowers whole."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    from cloud_backend.ops import TABLE
+
+    found = dict(core_aten_decompositions())
+    found.update(get_decompositions([op for op in _EXTRA if op not in found]))
+    return {op: f for op, f in found.items() if op not in TABLE}
+
+
+_EXTRA = [
+    torch.ops.aten.embedding_dense_backward,
+    torch.ops.aten.native_layer_norm_backward,
+    torch.ops.aten.native_group_norm_backward,
+    torch.ops.aten.native_dropout_backward,
+    torch.ops.aten.elu_backward,
+    torch.ops.aten.leaky_relu_backward,
+    torch.ops.aten.softplus_backward,
+]
+
+
+def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A boxed function (takes a list of inputs, returns a list of outputs) for an ATen graph."""
+    from functorch.compile import make_boxed_func
+
+    _refuse_missing(gm)
+    return make_boxed_func(CompiledGraph(gm))
+
+
+def _refuse_missing(gm: GraphModule) -> None:
+    from cloud_backend.ops import TABLE
+
+    missing = scan(gm, TABLE)
+    if missing:
+        raise LoweringError(f"tpu: cannot compile this graph\n{missing}")
+
+
+class CompiledGraph:
+    """An ATen graph as one jitted function per combination of symbolic sizes."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        nodes = list(gm.graph.nodes)
+        self.placeholders = [n for n in nodes if n.op == "placeholder"]
+        self.outputs = list(next(n for n in nodes if n.op == "output").args[0])
+        self.attributes = [n for n in nodes if n.op == "get_attr"]
+        self.constants = [_attribute(gm, str(n.target)) for n in self.attributes]
+        self.random = any(_is_random(n) for n in nodes)
+        self.programs: dict[Any, tuple[Any, list[Any]]] = {}
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        arrays = [_to_array(x) for x in inputs if isinstance(x, torch.Tensor)]
+        sizes = tuple(None if isinstance(x, torch.Tensor) else x for x in inputs)
+        arrays += [_to_array(c) for c in self.constants]
+        words = rng.take(None) if self.random else None
+        if sizes not in self.programs:
+            Programs.count += 1
+            self.programs[sizes] = self._trace(sizes, arrays, words)
+        run, kinds = self.programs[sizes]
+        results = iter(run(arrays, words))
+        return [_output(kind, results) for kind in kinds]
+
+    def _trace(self, sizes: tuple[Any, ...], arrays: Any, words: Any) -> tuple[Any, list[Any]]:
+        jax = runtime.start()
+        kinds: list[Any] = []
+
+        def run(arrays: Any, words: Any) -> list[Any]:
+            kinds.clear()
+            given = iter(arrays)
+            environment: dict[Node, Any] = {}
+            for node, size in zip(self.placeholders, sizes, strict=True):
+                environment[node] = next(given) if size is None else size
+            for node in self.attributes:
+                environment[node] = next(given)
+            interpret(self.gm, environment, words)
+            return self._results(environment, kinds)
+
+        compiled = jax.jit(run)
+        compiled.eval_shape(arrays, words)
+        return compiled, list(kinds)
+
+    def _results(self, environment: dict[Node, Any], kinds: list[Any]) -> list[Any]:
+        """The arrays that leave the program; `kinds` says what each output is made of."""
+        results = []
+        for out in self.outputs:
+            value = environment[out] if isinstance(out, Node) else out
+            fake = out.meta.get("val") if isinstance(out, Node) else None
+            if value is None or not isinstance(fake, torch.Tensor):
+                kinds.append(("value", value))
+                continue
+            value = runtime.start().numpy.asarray(value)
+            m = _meta_like(fake, value)
+            value = value.astype(to_jax(m.dtype)).reshape(m.size)
+            kinds.append(("host" if fake.device.type == "cpu" else "tensor", m))
+            results.append(views.lay_out(value, m.size, m.stride))
+        return results
+
+
+def _meta_like(fake: torch.Tensor, value: Any) -> tensor.Meta:
+    """Metadata of an output: the fake tensor's strides where they are numbers, else contiguous."""
+    size = tuple(value.shape)
+    stride = fake.stride()
+    if all(isinstance(s, int) for s in (*stride, *fake.shape)):
+        return tensor.meta(fake.shape, stride, fake.dtype)
+    return tensor.meta(size, views.contiguous_stride(size), fake.dtype)
+
+
+def _output(kind: Any, results: Any) -> Any:
+    what, value = kind
+    if what == "value":
+        return value
+    result = tensor.wrap(next(results), value)
+    return result.cpu() if what == "host" else result
+
+
+def _to_array(x: torch.Tensor) -> Any:
+    return tensor.read(x) if x.device.type == "tpu" else plan.host_array(x)
+
+
+def _attribute(gm: GraphModule, target: str) -> Any:
+    return functools.reduce(getattr, target.split("."), gm)
+
+
+def _is_random(node: Node) -> bool:
+    from cloud_backend.ops import TABLE
+
+    entry = TABLE.get(node.target) if node.op == "call_function" else None
+    return entry is not None and bool(entry.traits["random"])
+
+
+def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None:
+    """Run the graph's call nodes over the op table; values are jax arrays or tracers.
+
+    Raises:
+        LoweringError: a node's call is not supported; names node, call and source line.
+    """
+    draws = 0
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        args = _values(node.args, environment)
+        kwargs = _values(node.kwargs, environment)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            environment[node] = _python(node, args, kwargs)
+            continue
+        extra = {}
+        if _is_random(node):
+            extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
+            draws += 1
+        try:
+            environment[node] = _call(node, args, kwargs, extra)
+        except Unsupported as e:
+            where = (node.stack_trace or "").strip().splitlines()[-2:]
+            source = " ".join(line.strip() for line in where) or "?"
+            reason = plan.explain(node.target, tuple(args), kwargs, str(e))
+            raise LoweringError(f"{reason}\n  node    {node.name}: {source}") from e
+
+
+def _call(node: Node, args: Any, kwargs: Any, extra: dict[str, Any]) -> Any:
+    from cloud_backend.ops import TABLE
+
+    entry = TABLE.get(node.target)
+    if entry is None:
+        raise Unsupported("no lowering")
+    return entry.function(**entry.bind(tuple(args), kwargs), **extra)
+
+
+def _python(node: Node, args: Any, kwargs: Any) -> Any:
+    """Nodes that are Python functions: tuple access and arithmetic on symbolic sizes."""
+    function: Any = node.target
+    if function is operator.getitem or isinstance(node.meta.get("val"), _SYMBOLIC):
+        return function(*args, **kwargs)
+    raise LoweringError(
+        f"tpu: cannot compile a call of {function} (node {node.name}); higher-order operators are not "
+        "supported in compiled graphs yet"
+    )
+
+
+def _values(tree: Any, environment: dict[Node, Any]) -> Any:
+    return torch.fx.node.map_arg(tree, lambda n: environment[n])

@@ -112,7 +112,7 @@ def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any
     names = schema.out_arguments(op)
     count = len(op._schema.arguments) - len(names)
     outs = [kwargs.pop(n) if n in kwargs else args[count + i] for i, n in enumerate(names)]
-    results = functional(*args[:count], **kwargs)
+    results = _unless_running(op, functional, *args[:count], **kwargs)
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     targets = outs[0] if len(outs) == 1 and isinstance(outs[0], (list, tuple)) else outs
     for target, result in zip(targets, flat, strict=True):
@@ -180,15 +180,27 @@ def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
     return found
 
 
-def _call_decomposition(op: OpOverload, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
+def _unless_running(op: OpOverload, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` for `op`. If that is what is running already, it leads back to itself (a
+    structured operator whose functional form calls its `out=` form): then there is no lowering."""
     running = _running.get()
     if op in running:
-        return _on_host(op, *args, **kwargs)
+        functional = schema.functional_form(op) or op
+        decomposition = _decomposition(functional)
+        if decomposition is None or functional in running:
+            return _on_host(functional, *args, **kwargs)
+        return _call_decomposition(functional, decomposition, *args, **kwargs)
     token = _running.set((*running, op))
     try:
-        result = decomposition(*args, **kwargs)
+        return function(*args, **kwargs)
     finally:
         _running.reset(token)
+
+
+def _call_decomposition(op: OpOverload, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
+    if op in _running.get():
+        return _on_host(op, *args, **kwargs)
+    result = _unless_running(op, decomposition, *args, **kwargs)
     return _on_host(op, *args, **kwargs) if result is NotImplemented else result
 
 

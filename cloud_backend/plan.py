@@ -69,6 +69,12 @@ class Kernel:
         by_name = {p.name: p for p in entry.parameters}
         self.parameters = [by_name.get(a.name) for a in arguments]
         self.is_scalar = [p is not None and _scalar_flags(entry, p) for p in self.parameters]
+        # `bernoulli_(p=0.5)` has defaults that its functional form lacks.
+        self.defaults = {
+            a.name: a.default_value
+            for a in arguments
+            if a.has_default_value() and a.name in by_name and by_name[a.name].required
+        }
         self.random = entry.traits["random"]
         self.host = entry.traits["host"]
         returns = op._schema.returns
@@ -233,7 +239,7 @@ class Kernel:
         def run(*arrays: Any) -> Any:
             stream = iter(arrays)
             places: dict[str, list[Any]] = {}
-            values: dict[str, Any] = {}
+            values: dict[str, Any] = dict(self.defaults)
             for i, part in enumerate(key[1:]):
                 name, marker = (names[i], part) if i < count else part
                 places[name] = []

@@ -8,6 +8,7 @@ so that a state can be read, set and passed into a compiled program as plain num
 from __future__ import annotations
 
 import secrets
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 
 _CpuGenerator = torch._C.Generator
 _MASK = (1 << 64) - 1
+# C++ hands kernels a plain generator over the same C++ object; this finds ours again.
+_by_address: weakref.WeakValueDictionary[int, TpuGenerator] = weakref.WeakValueDictionary()
 
 
 class TpuGenerator(_CpuGenerator):
@@ -25,6 +28,7 @@ class TpuGenerator(_CpuGenerator):
 
     def __init__(self, device: Any = "tpu") -> None:
         self._seed, self._draws = 67280421310721, 0
+        _by_address[self._cdata] = self
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -90,11 +94,12 @@ def take(generator: Any) -> np.ndarray:
     """
     if generator is None:
         return default_generator.take()
-    if not isinstance(generator, TpuGenerator):
+    found = _by_address.get(generator._cdata)
+    if found is None:
         raise RuntimeError(
             f"Expected a 'tpu' device type for generator but found '{generator.device.type}'"
         )
-    return generator.take()
+    return found.take()
 
 
 def key(words: Any) -> Any:

@@ -24,5 +24,5 @@ def _restore(storage: Any, location: str) -> Any:
 
 
 def install() -> None:
-    """Register with `torch.serialization`, after the built-in devices."""
-    torch.serialization.register_package(30, _tag, _restore)
+    """Register with `torch.serialization`, before its generic rule for out-of-tree devices."""
+    torch.serialization.register_package(5, _tag, _restore)

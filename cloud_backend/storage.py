@@ -78,11 +78,21 @@ def _resize(self: Any, size: int) -> Any:
     return self
 
 
-def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
-    kind = torch.device(device).type
-    if kind == "tpu":
-        return self
-    return to_cpu(self) if kind == "cpu" else to_cpu(self).to(device=device)
+def _install_to() -> None:
+    theirs = torch.UntypedStorage.to
+
+    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        here, there = self.device.type, torch.device(device).type
+        if "tpu" not in (here, there):
+            return theirs(self, device=device, non_blocking=non_blocking)
+        if here == there:
+            return self
+        if there == "tpu":
+            return from_cpu(self.cpu())
+        return to_cpu(self) if there == "cpu" else theirs(to_cpu(self), device=device)
+
+    to.__doc__ = theirs.__doc__
+    torch.UntypedStorage.to = to  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -91,5 +101,6 @@ def install() -> None:
     _for_tpu("cpu", to_cpu)
     _for_tpu("copy_", _copy)
     _for_tpu("resize_", _resize)
-    _for_tpu("to", _to)
+    _install_to()
+    _for_tpu("_write_file", lambda self, *rest: to_cpu(self)._write_file(*rest))
     _for_tpu("tolist", lambda self: to_cpu(self).tolist())
