@@ -127,7 +127,7 @@ def random_from(x, from_, to, *, key):
     return _randint(key, x.shape, from_, end, x.dtype)
 
 
-@lowers(aten.uniform.default, random=True, dynamic=("from_", "to"))
+@lowers(aten.uniform.default, random=True, dynamic=("from", "to"))
 def uniform(x, from_, to, *, key):
     unit = _uniform(key, x.shape, compute_dtype(x.dtype))
     value = cast(unit * (to - from_) + from_, x.dtype)

@@ -204,14 +204,3 @@ def histc(x, bins, min, max):
     inside = (x >= low) & (x <= high)
     count = jnp.zeros(bins, np.int64).at[jnp.where(inside, place, bins)].add(1, mode="drop")
     return cast(count, x.dtype)
-
-
-@lowers(aten.bincount.default, host=True)
-def bincount(x, weights, minlength):
-    if x.ndim != 1 or (x.size and int(jnp.min(x)) < 0):
-        raise Unsupported("bincount only supports 1-d non-negative integral inputs")
-    length = max(int(jnp.max(x)) + 1 if x.size else 0, minlength)
-    if weights is None:
-        return jnp.zeros(length, np.int64).at[x].add(1)
-    dtype = np.float32 if weights.dtype == np.float32 else np.float64
-    return jnp.zeros(length, dtype).at[x].add(cast(weights, dtype))
