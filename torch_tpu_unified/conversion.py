@@ -225,6 +225,8 @@ def convert_programs(
     """Convert programs, one signature each; as `convert`, which prepares them."""
     import litert_export
 
+    if len(found) == 1 and not options.get("input_names"):
+        options["input_names"] = next(iter(found.values())).input_names
     made = litert_export.export(
         {name: p.exported for name, p in found.items()},
         io_layout=io_layout,

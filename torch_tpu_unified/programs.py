@@ -40,6 +40,7 @@ class Program:
         run: the original in eager PyTorch on the CPU; takes the inputs, returns the outputs.
         name: a short name for files and messages.
         module: the original module on the CPU, when there is one.
+        input_names: of the tensors, where the exported program does not know them.
     """
 
     exported: ExportedProgram
@@ -48,6 +49,7 @@ class Program:
     run: Callable[..., Any]
     name: str = "model"
     module: torch.nn.Module | None = None
+    input_names: tuple[str, ...] | None = None
 
     def reference(self, dtype: torch.dtype | None = None) -> list[Any]:
         """The flattened outputs of eager PyTorch on the example inputs.
@@ -242,7 +244,9 @@ def from_exported(
     args, kwargs = tuple(to_cpu(tuple(args or ()))), to_cpu(kwargs or {})
 
     def run(*a: Any, **k: Any) -> Any:
-        return copy.deepcopy(unlifted())(*a, **k)
+        with _quiet():  # copying warns about PyTorch's own classes
+            module = copy.deepcopy(unlifted())
+        return module(*a, **k)
 
     unlifted = functools.cache(exported.module)
     return Program(exported, args, kwargs, run, name)
@@ -354,13 +358,15 @@ def _load_torchscript(path: Path, args: Any, kwargs: Any) -> Program:
         from torch._export.converter import TS2EPConverter
 
         with torch.no_grad(), _quiet():
-            exported = TS2EPConverter(script, args).convert()
+            found = TS2EPConverter(script, args).convert()
+            # The converter leaves every size open; the file has those of the example inputs.
+            exported = torch.export.export(found.module(check_guards=False), args)
     except Exception as error:
         raise ConversionError(
             f"{path}: this TorchScript cannot be exported ({brief(error)}); export the module from "
             "its Python source: torch.export.save(torch.export.export(module, args), 'model.pt2')"
         ) from error
-    return Program(exported, args, {}, script, path.stem)
+    return Program(exported, args, {}, script, path.stem, input_names=tuple(names[: len(args)]))
 
 
 def _load_pickle(path: Path, trust_pickle: bool) -> torch.nn.Module:

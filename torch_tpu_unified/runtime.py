@@ -113,7 +113,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def _array(name: str, value: Any, detail: dict[str, Any]) -> np.ndarray[Any, Any]:
     """The input as the file wants it; only lossless changes of integer width are made."""
     array = np.ascontiguousarray(to_numpy(value)).reshape(np.shape(value))
-    wanted, shape = np.dtype(detail["dtype"]), tuple(detail["shape_signature"])
+    wanted, shape = np.dtype(detail["dtype"]), tuple(map(int, detail["shape_signature"]))
     fits = len(shape) == array.ndim and all(
         s in (-1, d) for s, d in zip(shape, array.shape, strict=True)
     )

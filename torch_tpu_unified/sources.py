@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import io
 import json
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,9 @@ def restricted_load(path: Path) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on unusual pickle protocols
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
             raise InputError(f"{path} is truncated; save it again") from error

@@ -1,0 +1,48 @@
+"""Shared by all tests: fixed seeds, one thread a process, quiet start of the device, `--full`.
+
+Every test starts from the same seeds whatever ran before it, so that random order and several
+processes change nothing. Tests marked `slow` run with `--full` only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+os.environ.setdefault("TTU_QUIET", "1")
+
+import numpy as np
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also the slow tests, and every sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The workers share the cores already.
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether `--full` is given."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
