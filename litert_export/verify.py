@@ -91,7 +91,7 @@ def run(
         given = dict(zip(names, inputs, strict=True))
     try:
         runner = interpreter(model, xnnpack=xnnpack).get_signature_runner(key)
-        outputs = runner(**{k: np.ascontiguousarray(v) for k, v in given.items()})
+        outputs = runner(**{k: np.asarray(v, order="C") for k, v in given.items()})
     except (ValueError, RuntimeError) as err:
         raise InputError(f"LiteRT cannot run the model: {err}") from err
     return [outputs[r] for r in results]

@@ -66,7 +66,7 @@ def scalar(g: Graph, value: Any, dtype: str) -> Value:
 
 def filled(g: Graph, shape: Sequence[int], value: Any, dtype: str) -> Value:
     """A constant of one value; large ones are spread at run time instead of stored."""
-    if count(shape) > 1 << 16:
+    if not 0 < count(shape) <= 1 << 16:  # nor can a constant without elements be an output
         return g.emit("FILL", i32(g, shape), scalar(g, value, dtype), shape=shape, dtype=dtype)
     return g.const(np.full(tuple(shape), value), dtype=dtype)
 
@@ -84,7 +84,9 @@ def slice_dim(g: Graph, x: Value, dim: int, start: int, stop: int, step: int = 1
     length = max(0, -(-(stop - start) // step))
     shape = replaced(x.shape, dim, length)
     if x.data is not None:
-        return g.const(np.ascontiguousarray(x.data[(slice(None),) * dim + (slice(start, stop, step),)]))
+        return g.const(
+            np.ascontiguousarray(x.data[(slice(None),) * dim + (slice(start, stop, step),)])
+        )
     begin = [0] * x.rank
     begin[dim] = start
     if length <= 1 or step == 1:

@@ -1,8 +1,8 @@
 """Scaled dot-product attention, kept whole: two batch products around a softmax.
 
 Query heads that share a key head are stacked as rows of one product, so grouped attention repeats
-nothing. As in PyTorch, a row whose every position is masked gives zeros, not NaN: masks become finite
-additions, and such rows are multiplied by zero.
+nothing. As in PyTorch, a row whose every position is masked gives zeros, not NaN: masks become
+finite additions, and such rows are multiplied by zero.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from litert_export.ops._dims import (
     binary,
     concat,
     count,
+    filled,
     i32,
     replaced,
     scalar,
@@ -43,9 +44,7 @@ def positive(g: Graph, index: Value, size: int) -> Value:
         index = g.cast(index, "int32")
     shifted = binary(g, "ADD", index, scalar(g, size, index.dtype))
     negative = g.emit("LESS", index, scalar(g, 0, index.dtype), dtype="bool")
-    return g.emit(
-        "SELECT_V2", negative, shifted, index, shape=index.shape, dtype=index.dtype
-    )
+    return g.emit("SELECT_V2", negative, shifted, index, shape=index.shape, dtype=index.dtype)
 
 
 def expanded(g: Graph, indices: Sequence[Value | None]) -> list[Value | None]:
@@ -61,9 +60,7 @@ def expanded(g: Graph, indices: Sequence[Value | None]) -> list[Value | None]:
     return result
 
 
-def linear_position(
-    g: Graph, indices: Sequence[Value], sizes: Sequence[int]
-) -> Value:
+def linear_position(g: Graph, indices: Sequence[Value], sizes: Sequence[int]) -> Value:
     """One position in the row-major flattening of `sizes` for broadcast index tensors."""
     total: Value | None = None
     constant: Any = 0
@@ -88,7 +85,7 @@ def index_(g: Graph, x: Value, indices: Sequence[Value | None]) -> Value:
     dims = [d for d, index in enumerate(given) if index is not None]
     picked = [v for v in given if v is not None]
     if not count(shape):
-        return g.const(np.zeros(shape), dtype=x.dtype)
+        return filled(g, shape, 0, x.dtype)
     if len(dims) == 1:
         return take(g, x, positive(g, picked[0], x.shape[dims[0]]), dims[0])
     position = linear_position(g, picked, [x.shape[d] for d in dims])
@@ -135,7 +132,7 @@ def along_dim(g: Graph, shape: Sequence[int], index: Value, dim: int) -> Value:
 def gather(g: Graph, x: Value, dim: int, index: Value, *, sparse_grad: bool) -> Value:
     shape = g.result[0].shape
     if not count(shape):
-        return g.const(np.zeros(shape), dtype=x.dtype)
+        return filled(g, shape, 0, x.dtype)
     x = g.reshape(x, x.shape or (1,))
     index = g.reshape(index, index.shape or (1,))
     dim = axis(dim, x.rank)

@@ -1,7 +1,7 @@
 """Matrix products: FULLY_CONNECTED where the right operand is a constant, else BATCH_MATMUL.
 
-Integer products have no operator; they are a broadcast MUL and a SUM, which is exact. Operands beyond
-the kernels' ranks are folded into one batch dimension.
+Integer products have no operator; they are a broadcast MUL and a SUM, which is exact. Operands
+beyond the kernels' ranks are folded into one batch dimension.
 """
 
 from __future__ import annotations
@@ -126,15 +126,12 @@ def _plus(g: Graph, x: Value, product: Value, beta: float, alpha: float) -> Valu
 
 
 @lowers(aten.addmm.default)
-def addmm(
-    g: Graph, x: Value, mat1: Value, mat2: Value, *, beta: float, alpha: float
-) -> Value:
+def addmm(g: Graph, x: Value, mat1: Value, mat2: Value, *, beta: float, alpha: float) -> Value:
     columns = mat2.shape[1]
-    plain = beta == 1 and alpha == 1 and x.data is not None and x.size == columns
-    if plain and x.shape[-1:] == (columns,) and mat2.data is not None and mat1.size:
-        if mat1.dtype == "float32":
-            bias = g.reshape(x, (columns,))
-            return fully_connected(g, mat1, g.transpose(mat2, (1, 0)), bias)
+    constant = x.data is not None and mat2.data is not None and mat1.data is None
+    row = x.size == columns and x.shape[-1:] == (columns,)
+    if constant and row and beta == 1 and alpha == 1 and mat1.size and mat1.dtype == "float32":
+        return fully_connected(g, mat1, g.transpose(mat2, (1, 0)), g.reshape(x, (columns,)))
     return _plus(g, x, matmul(g, mat1, mat2), beta, alpha)
 
 
@@ -146,9 +143,7 @@ def baddbmm(
 
 
 @lowers(aten.addbmm.default)
-def addbmm(
-    g: Graph, x: Value, batch1: Value, batch2: Value, *, beta: float, alpha: float
-) -> Value:
+def addbmm(g: Graph, x: Value, batch1: Value, batch2: Value, *, beta: float, alpha: float) -> Value:
     product = reduced(g, "SUM", matmul(g, batch1, batch2), [0], False)
     return _plus(g, x, product, beta, alpha)
 

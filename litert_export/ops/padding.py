@@ -1,7 +1,7 @@
 """Padding in every mode, and the rearrangements between channels and space.
 
-Constant padding is PAD or PADV2, reflection is MIRROR_PAD, the other modes are a GATHER with constant
-positions per dimension. LiteRT's DEPTH_TO_SPACE wants channels as (block, block, C), PyTorch has
+Constant padding is PAD or PADV2, reflection is MIRROR_PAD, the other modes are a GATHER with
+constant positions per dimension. LiteRT's DEPTH_TO_SPACE wants channels as (block, block, C), PyTorch has
 (C, block, block), so a constant permutation of channels stands beside it.
 """
 
@@ -75,9 +75,7 @@ def pad_circular(g: Graph, x: Value, pad: Sequence[int]) -> Value:
     return _spread(g, x, pad, "circular")
 
 
-@lowers(
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
-)
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(g: Graph, x: Value, padding: Sequence[int]) -> Value:
     return _spread(g, x, padding, "reflect")
 

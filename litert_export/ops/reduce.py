@@ -19,6 +19,7 @@ from litert_export.ops._dims import (
     axis,
     binary,
     count,
+    filled,
     i32,
     scalar,
     to_last,
@@ -40,7 +41,7 @@ def reduced(g: Graph, code: str, x: Value, dims: Dims, keepdim: bool) -> Value:
     if not x.size:
         if code not in _NEUTRAL and count(shape):
             raise Unsupported("the largest or smallest of no elements")
-        return g.const(np.full(shape, _NEUTRAL.get(code, 0)), dtype=x.dtype)
+        return filled(g, shape, _NEUTRAL.get(code, 0), x.dtype)
     if all(x.shape[d] == 1 for d in over):
         return g.reshape(x, shape)
     return g.emit(code, x, i32(g, over), shape=shape, keep_dims=keepdim)
@@ -274,9 +275,7 @@ def _norm(g: Graph, x: Value, order: float | None, dims: Dims, keepdim: bool) ->
 
 
 @lowers(aten.linalg_vector_norm.default)
-def vector_norm(
-    g: Graph, x: Value, ord: float, dim: Dims, keepdim: bool, *, dtype: Any
-) -> Value:
+def vector_norm(g: Graph, x: Value, ord: float, dim: Dims, keepdim: bool, *, dtype: Any) -> Value:
     return _norm(g, x, ord, dim, keepdim)
 
 
@@ -308,8 +307,6 @@ def logsumexp(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     top = extreme(g, x, True, dim, True)
     # An infinite top would give inf - inf; the sum of exponentials is then right without it.
     infinite = g.emit("EQUAL", g.emit("ABS", top), scalar(g, np.inf, x.dtype), dtype="bool")
-    top = g.emit(
-        "SELECT_V2", infinite, scalar(g, 0, x.dtype), top, shape=top.shape, dtype=x.dtype
-    )
+    top = g.emit("SELECT_V2", infinite, scalar(g, 0, x.dtype), top, shape=top.shape, dtype=x.dtype)
     total = reduced(g, "SUM", g.emit("EXP", binary(g, "SUB", x, top)), dim, keepdim)
     return binary(g, "ADD", g.emit("LOG", total), g.reshape(top, total.shape))

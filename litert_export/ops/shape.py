@@ -17,6 +17,7 @@ from litert_export.ops._dims import (
     axis,
     concat,
     count,
+    filled,
     i32,
     replaced,
     scalar,
@@ -121,9 +122,7 @@ def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 @lowers(aten.slice.Tensor)
-def slice_(
-    g: Graph, x: Value, dim: int, start: int | None, end: int | None, step: int
-) -> Value:
+def slice_(g: Graph, x: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
     dim = axis(dim, x.rank)
     return slice_dim(g, x, dim, *_bounds(start, end, x.shape[dim]), step)
 
@@ -144,9 +143,7 @@ def select(g: Graph, x: Value, dim: int, index: int) -> Value:
 
 def _pieces(g: Graph, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     ends = np.cumsum(sizes).tolist()
-    return tuple(
-        slice_dim(g, x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)
-    )
+    return tuple(slice_dim(g, x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True))
 
 
 def _split(g: Graph, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
@@ -164,9 +161,7 @@ def split(g: Graph, x: Value, split_size: int, dim: int) -> tuple[Value, ...]:
 
 
 @lowers(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
-def split_with_sizes(
-    g: Graph, x: Value, split_sizes: Sequence[int], dim: int
-) -> tuple[Value, ...]:
+def split_with_sizes(g: Graph, x: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     return _split(g, x, list(split_sizes), axis(dim, x.rank))
 
 
@@ -267,7 +262,7 @@ def repeat(g: Graph, x: Value, repeats: Sequence[int]) -> Value:
     if all(n == 1 for n in repeats):
         return x
     if not count(g.result[0].shape):
-        return g.const(np.zeros(g.result[0].shape), dtype=x.dtype)
+        return filled(g, g.result[0].shape, 0, x.dtype)
     return g.emit("TILE", x, i32(g, repeats), shape=g.result[0].shape)
 
 
@@ -353,7 +348,7 @@ def diag_embed(g: Graph, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     extended = concat(g, [x, zero], x.rank - 1)
     full = take(g, extended, i32(g, where.reshape(n, n)), x.rank - 1)
     a, b = axis(dim1, len(shape)), axis(dim2, len(shape))
-    order = [d for d in range(len(shape) - 2)]
+    order = list(range(len(shape) - 2))
     for dim, source in sorted([(a, full.rank - 2), (b, full.rank - 1)]):
         order.insert(dim, source)
     return g.transpose(full, order)

@@ -10,7 +10,7 @@ import numpy as np
 
 from litert_export.graph import Graph, Value
 from litert_export.ops import lowers
-from litert_export.ops._dims import NARROW, axis, from_last, i32, slice_dim, to_last
+from litert_export.ops._dims import NARROW, axis, filled, from_last, i32, slice_dim, to_last
 from litert_export.ops.reduce import reduced, reversed_order
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -23,7 +23,7 @@ def top(g: Graph, x: Value, k: int, dim: int, descending: bool) -> tuple[Value, 
     dtype, dim = x.dtype, axis(dim, x.rank)
     shape = tuple(k if d == dim else n for d, n in enumerate(x.shape))
     if not k or not x.size:
-        return g.const(np.zeros(shape), dtype=dtype), g.const(np.zeros(shape, np.int64))
+        return filled(g, shape, 0, dtype), filled(g, shape, 0, "int64")
     if dtype in NARROW:
         x = g.cast(x, "int32")
     keys = to_last(g, x if descending else reversed_order(g, x), dim)
@@ -35,9 +35,7 @@ def top(g: Graph, x: Value, k: int, dim: int, descending: bool) -> tuple[Value, 
 
 
 @lowers(aten.topk.default)
-def topk(
-    g: Graph, x: Value, k: int, dim: int, largest: bool, sorted: bool
-) -> tuple[Value, Value]:
+def topk(g: Graph, x: Value, k: int, dim: int, largest: bool, sorted: bool) -> tuple[Value, Value]:
     return top(g, x, k, dim, largest)
 
 
