@@ -190,17 +190,3 @@ def _mode(x, dim, keepdim):
 @lowers(aten.mode.default)
 def mode(x, dim, keepdim):
     return _line(x, dim, keepdim, _mode, "mode")
-
-
-@lowers(aten.histc.default, static=("min", "max"))
-def histc(x, bins, min, max):
-    low, high = cast(min, x.dtype), cast(max, x.dtype)
-    if min == max:
-        low, high = (jnp.min(x), jnp.max(x)) if x.size else (low, high)
-        low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-    x = x.reshape(-1)
-    place = jnp.floor(cast(x - low, compute_dtype(x.dtype)) / (high - low) * bins)
-    place = jnp.minimum(place.astype(np.int64), bins - 1)
-    inside = (x >= low) & (x <= high)
-    count = jnp.zeros(bins, np.int64).at[jnp.where(inside, place, bins)].add(1, mode="drop")
-    return cast(count, x.dtype)
