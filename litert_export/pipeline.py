@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from litert_export import capture, emit, ops, writer
 from litert_export.graph import Graph
-from litert_export.passes import cleanup
+from litert_export.passes import cleanup, layout
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
 from torch_tpu_unified.core.optable import OpTable
@@ -88,6 +88,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("lower", _emit),
     # Fewer ops for everything that follows.
     Stage("clean", _pass(cleanup.run)),
+    # Before fusion: folding a batch norm needs it next to its convolution, without transposes.
+    Stage("layout", _pass(layout.run)),
     # Layout leaves identities and reshape chains behind, fusion leaves unused constants.
     Stage("tidy", _pass(cleanup.run)),
 )
