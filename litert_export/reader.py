@@ -177,8 +177,11 @@ def signatures(model: Any) -> dict[str, tuple[list[str], list[str]]]:
         sub = found.subgraphs[s.subgraphIndex]
         names = []
         for entries, ends in ((s.inputs, sub.inputs), (s.outputs, sub.outputs)):
-            order = {t: i for i, t in reversed(list(enumerate(_ints(ends))))}
-            ordered = sorted(entries or [], key=lambda e: order.get(e.tensorIndex, len(order)))
+            ordered, listed = list(entries or []), list(_ints(ends))
+            # A tensor that stands twice in the list has no order but the map's own.
+            if [e.tensorIndex for e in ordered] != listed:
+                order = {t: i for i, t in reversed(list(enumerate(listed)))}
+                ordered.sort(key=lambda e: order.get(e.tensorIndex, len(order)))
             names.append([_text(e.name) for e in ordered])
         result[_text(s.signatureKey)] = (names[0], names[1])
     return result
