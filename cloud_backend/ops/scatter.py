@@ -117,7 +117,8 @@ def _order(mask):
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x, mask, source):
-    mask = jnp.broadcast_to(mask, x.shape)
+    shape = jnp.broadcast_shapes(x.shape, mask.shape)
+    x, mask = jnp.broadcast_to(x, shape), jnp.broadcast_to(mask, shape)
     if source.size == 0 or x.size == 0:
         return x
     picked = source.ravel().at[_order(mask)].get(mode="clip")
