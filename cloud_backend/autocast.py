@@ -13,6 +13,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from cloud_backend.dispatch import hide_from_dynamo
+
 _LOWER = """
 _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
 conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot
@@ -139,4 +141,6 @@ def install() -> None:
             name = op._schema.name
             if op._schema.overload_name:
                 name += "." + op._schema.overload_name
-            aten.m.impl(name, "AutocastPrivateUse1", make(op), False)
+            kernel = make(op)
+            hide_from_dynamo(kernel)
+            aten.m.impl(name, "AutocastPrivateUse1", kernel, False)

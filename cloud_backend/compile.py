@@ -17,7 +17,8 @@ from torch.fx import GraphModule, Node
 from cloud_backend import dispatch, plan, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
-from torch_tpu_unified.core.report import scan
+from torch_tpu_unified.core.optable import supplied_parameter
+from torch_tpu_unified.core.report import as_text, missing_operators
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Nodes that compute with Python numbers (symbolic sizes), not with tensors.
@@ -101,9 +102,9 @@ def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[.
 def _refuse_missing(gm: GraphModule) -> None:
     from cloud_backend.ops import TABLE
 
-    missing = scan(gm, TABLE)
+    missing = missing_operators(gm.graph.nodes, TABLE)
     if missing:
-        raise LoweringError(f"tpu: cannot compile this graph\n{missing}")
+        raise LoweringError(f"tpu: cannot compile this graph\n{as_text(missing)}")
 
 
 class CompiledGraph:
@@ -216,7 +217,8 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
             continue
         extra = {}
         if _is_random(node):
-            extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
+            name = supplied_parameter(node.target, "key")
+            extra[name] = runtime.start().random.fold_in(rng.key(words), draws)
             draws += 1
         try:
             environment[node] = _call(node, args, kwargs, extra)

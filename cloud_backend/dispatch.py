@@ -34,10 +34,20 @@ _HIDDEN_WRITES = {
 }
 
 
+def hide_from_dynamo(*functions: Any) -> None:
+    """Dynamo must not trace what a kernel does when one runs between compiled graphs."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for function in functions:
+        if code := getattr(function, "__code__", None):
+            frames.set_code_exec_strategy(code, skip)
+
+
 def register_fallback() -> None:
     """Register the fallback of the device; the rest follows on the first call."""
     library = torch.library.Library("_", "IMPL", "PrivateUse1")  # noqa: TOR901
     library.fallback(fallback)
+    hide_from_dynamo(fallback, _call_out, plan.Kernel.__call__)
     _libraries.append(library)
 
 
@@ -53,6 +63,7 @@ def boot() -> None:
     _booted = True
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")  # noqa: TOR901
     _libraries.append(library)
+    hide_from_dynamo(*kernels.KERNELS.values())
     for op, function in kernels.KERNELS.items():
         _register(library, op, function)
     for op, entry in table.entries.items():
