@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from litert_export import capture, emit, ops, writer
 from litert_export.graph import Graph
-from litert_export.passes import cleanup, layout
+from litert_export.passes import cleanup, fuse, layout
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
 from torch_tpu_unified.core.optable import OpTable
@@ -90,8 +90,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("clean", _pass(cleanup.run)),
     # Before fusion: folding a batch norm needs it next to its convolution, without transposes.
     Stage("layout", _pass(layout.run)),
-    # Layout leaves identities and reshape chains behind, fusion leaves unused constants.
+    # Layout's leftovers would stand between the operators that fuse.
     Stage("tidy", _pass(cleanup.run)),
+    Stage("fuse", _pass(fuse.run)),
+    # Fusion leaves ops without readers and new chains of reshapes.
+    Stage("finish", _pass(cleanup.run)),
 )
 WRITE = "write"
 
