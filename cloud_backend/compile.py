@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 from cloud_backend import dispatch, plan, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
-from torch_tpu_unified.core.optable import supplied_parameter
 from torch_tpu_unified.core.report import as_text, missing_operators
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -217,8 +216,7 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
             continue
         extra = {}
         if _is_random(node):
-            name = supplied_parameter(node.target, "key")
-            extra[name] = runtime.start().random.fold_in(rng.key(words), draws)
+            extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
             draws += 1
         try:
             environment[node] = _call(node, args, kwargs, extra)

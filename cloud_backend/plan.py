@@ -23,7 +23,7 @@ from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.tensor import Meta
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError, Unsupported
-from torch_tpu_unified.core.optable import Entry, Parameter, supplied_parameter
+from torch_tpu_unified.core.optable import Entry, Parameter
 
 Tensor = torch.Tensor
 _default_dtype = torch.get_default_dtype
@@ -246,7 +246,7 @@ class Kernel:
                 values[name] = _value(marker, stream, places[name])
             bound = entry.bind((), values)
             if self.random:
-                bound[supplied_parameter(entry.op, "key")] = rng.key(next(stream))
+                bound["key"] = rng.key(next(stream))
             results = entry.function(**bound)
             if metas is None:
                 return results[: self.fresh_count] if self.writes else results

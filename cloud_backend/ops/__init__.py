@@ -6,7 +6,7 @@ array, or a tuple of arrays in the order of the schema's returns. It must be tra
 side effects, and it must not use torch to compute.
 
 Traits:
-    random: the function gets a jax PRNG key as `key` (as `rng_key` where the schema has a `key`).
+    random: the function gets a jax PRNG key as `key` (a schema argument `key` is then written `key_`).
     static: names of Scalar arguments whose value must be a Python number while tracing. Other
         Scalars are traced, so that a new value does not compile again.
     dynamic: names of float arguments (not Scalar) that change from call to call and are traced.

@@ -33,11 +33,6 @@ def parameter_name(argument: str) -> str:
     return argument + "_" if keyword.iskeyword(argument) else argument
 
 
-def supplied_parameter(op: OpOverload, name: str) -> str:
-    """The name under which the engine supplies `name`: `rng_key` where the schema has a `key`."""
-    return f"rng_{name}" if any(a.name == name for a in op._schema.arguments) else name
-
-
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """One schema argument. `target` is the lowering's parameter, or None when it takes none."""
@@ -129,8 +124,7 @@ class OpTable:
         if unknown := set(traits) - set(self.traits):
             raise ValueError(f"{self.name}: {op}: unknown trait {sorted(unknown)[0]}")
         traits = {**self.traits, **traits}
-        engine = set(self.leading)
-        engine |= {supplied_parameter(op, p) for t, p in self.supplied.items() if traits[t]}
+        engine = set(self.leading) | {p for t, p in self.supplied.items() if traits[t]}
         takes = [
             n
             for n, p in inspect.signature(function).parameters.items()
