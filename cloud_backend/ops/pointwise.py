@@ -71,6 +71,11 @@ def _entropy(x):
     return jnp.where(jnp.isnan(x), x, value).astype(x.dtype)
 
 
+def _digamma(x):
+    # jax gives NaN at the pole 0, PyTorch the infinity on zero's side.
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jsp.digamma(x)).astype(x.dtype)
+
+
 def _sigmoid(x):
     return 1 / (1 + jnp.exp(-x)) if is_complex(x.dtype) else jax.nn.sigmoid(x)
 
@@ -85,7 +90,7 @@ for _op, _f in {
     aten.cos.default: jnp.cos,
     aten.cosh.default: jnp.cosh,
     aten.deg2rad.default: lambda x: x * (math.pi / 180),
-    aten.digamma.default: jsp.digamma,
+    aten.digamma.default: _digamma,
     aten.erf.default: jax.lax.erf,
     aten.erfc.default: jax.lax.erfc,
     aten.erfinv.default: jax.lax.erf_inv,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast, compute_dtype, is_complex, is_integral, result_dtype
+from cloud_backend.ops._shared import cast, compute_dtype, is_complex, is_integral, result_dtype, to_float
 from cloud_backend.ops.create import chosen_dtype
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -283,8 +283,9 @@ def native_dropout(input, p, train, *, key):
 
 @lowers(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output, mask, scale):
-    wide = cast(grad_output, compute_dtype(grad_output.dtype))
-    return cast(wide * mask * np.asarray(scale, wide.dtype), grad_output.dtype)
+    dtype = to_float(grad_output.dtype)
+    wide = cast(grad_output, compute_dtype(dtype))
+    return cast(wide * mask * np.asarray(scale, wide.dtype), dtype)
 
 
 @lowers(aten._fused_dropout.default, random=True)

@@ -1,0 +1,84 @@
+"""PyTorch's operator database as op cases for the device: which entries, samples, what to compare.
+
+Entries are excluded only where no comparison can be made, each with the reason beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
+
+# Results are random or uninitialised: shapes and dtypes are compared, values are not.
+WITHOUT_VALUES = {
+    "bernoulli", "cauchy", "empty", "empty_like", "empty_permuted", "empty_strided", "exponential",
+    "geometric", "log_normal", "multinomial", "new_empty", "new_empty_strided", "normal",
+    "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d",
+    "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention", "pca_lowrank", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "svd_lowrank", "torch.ops.aten._flash_attention_forward",
+    "torch.ops.aten._efficient_attention_forward", "uniform",
+}  # fmt: skip
+# The index of one among equal elements is free: only the values, which come first, are compared.
+FREE_INDICES = {"kthvalue", "median", "mode", "nanmedian", "sort", "topk"}
+# Factors are unique up to signs or phases: their shapes and dtypes are compared here.
+FREE_FACTORS = {
+    "geqrf", "linalg.eig", "linalg.eigh", "linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.qr",
+    "linalg.svd", "qr", "svd",
+}  # fmt: skip
+# No case for the device: CUDA only, or sparse layouts, which it does not have.
+NOT_APPLICABLE = ("jiterator_", "sparse.", "to_sparse", "torch.ops.aten._")
+
+
+@functools.cache
+def infos() -> dict[str, Any]:
+    """Full name (with variant) -> OpInfo, for what the device is asked to do."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {
+        info.full_name: info for info in op_db if not info.name.startswith(NOT_APPLICABLE)
+    }
+
+
+def samples(
+    info: Any, dtype: torch.dtype, count: int | None, grad: bool = False
+) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """(input, args, kwargs) of `count` samples spread over all of them, or of all for None."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = list(info.sample_inputs("cpu", dtype, requires_grad=grad))
+    if count is not None and len(found) > count:
+        # The last one is often the richest; the first often a 0-d tensor.
+        found = [found[i * (len(found) - 1) // max(count - 1, 1)] for i in range(count)]
+    for sample in found:
+        yield sample.input, sample.args, sample.kwargs
+
+
+def moved(tree: Any, device: str) -> Any:
+    """The same arguments on a device; leaves keep `requires_grad`."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+        return torch.device(device) if isinstance(leaf, torch.device) else leaf
+
+    return tree_map(move, tree)
+
+
+def comparable(name: str, results: Any) -> Any:
+    """What of an entry's results has determined values."""
+    if name in FREE_INDICES and isinstance(results, tuple):
+        return results[0]
+    return results
+
+
+def has_values(name: str) -> bool:
+    """Whether the entry's values can be compared at all."""
+    return name not in WITHOUT_VALUES and name not in FREE_FACTORS
