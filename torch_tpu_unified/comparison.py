@@ -71,7 +71,8 @@ def compare(
     if _is_model(first) and not _is_model(second):
         first, second = second, first
     names = None
-    outputs = []
+    outputs: list[list[Any]] = []
+    side: Any
     for side in (first, second):
         if isinstance(side, (bytes, bytearray, str, os.PathLike)):
             lite = runtime.load(side)

@@ -96,7 +96,7 @@ class Program:
 
 def leaves(outputs: Any) -> list[Any]:
     """The tensors and numbers in a (nested) result, in order; None is left out, as in a file."""
-    found = []
+    found: list[Any] = []
     for x in pytree.tree_leaves(outputs):
         if isinstance(x, torch.Tensor):
             found.append(x.detach())

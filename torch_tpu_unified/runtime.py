@@ -74,7 +74,7 @@ class LiteRTModel:
     def _named(self, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = self.signatures[key][0]
         if len(args) == 1 and isinstance(args[0], dict) and not kwargs:
-            args, kwargs = (), args[0]
+            kwargs, args = args[0], ()
         if len(args) > len(names):
             raise OptionError(f"{len(args)} inputs given; {key} takes {', '.join(names)}")
         given = dict(zip(names, args, strict=False))
