@@ -102,8 +102,9 @@ class Kernel:
         return ("V", view, a.dtype)
 
     def _foreign(self, a: Tensor, arrays: list[Any]) -> Any:
-        index = "index" in self.op._schema.name
-        if a.device.type == "cpu" and (a.dim() == 0 or index):
+        # Indices may stay on the host, and the scalars of `_foreach_addcmul.Tensor` must in PyTorch.
+        host = any(part in self.op._schema.name for part in ("index", "_foreach_addc"))
+        if a.device.type == "cpu" and (a.dim() == 0 or host):
             arrays.append(host_array(a))
             return ("W", a.shape, a.dtype)
         raise RuntimeError(
