@@ -13,6 +13,7 @@ import numpy as np
 from litert_export.graph import Graph, Value
 from litert_export.ops import lowers
 from litert_export.ops._shared import Number, float32, unary
+from litert_export.ops.pointwise import clamp
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import one_of
 
@@ -42,6 +43,11 @@ def relu(g: Graph, x: Value) -> Value:
     inner = x.dtype if x.dtype in ("int32", "int64") else "int32"
     zero = g.const(np.zeros((), inner))
     return g.cast(g.emit("MAXIMUM", g.cast(x, inner), zero), x.dtype)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(g: Graph, x: Value, min_val: Number, max_val: Number) -> Value:
+    return clamp(g, x, min_val, max_val)
 
 
 @lowers(aten.gelu.default)
