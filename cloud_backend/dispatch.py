@@ -49,6 +49,16 @@ def register_fallback() -> None:
     library.fallback(fallback)
     hide_from_dynamo(fallback, _call_out, plan.Kernel.__call__)
     _libraries.append(library)
+    # `module.to("tpu")` then moves parameters in place, as for CUDA: ties and optimisers keep them.
+    moving = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        moving.m.impl("_has_compatible_shallow_copy_type", key, _may_become, False)
+    _libraries.append(moving)
+
+
+def _may_become(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether `self.data = other` may change the tensor's device."""
+    return {self.device.type, other.device.type} <= {"cpu", "tpu"} and not other.is_sparse
 
 
 def boot() -> None:

@@ -78,6 +78,13 @@ def _resize(self: Any, size: int) -> Any:
     return self
 
 
+def _set_from_file(self: Any, file: Any, offset: Any, is_real_file: bool, element_size: int) -> Any:
+    """Fill a storage from a legacy checkpoint; C++ would write through its address."""
+    host = torch.UntypedStorage(self.nbytes())
+    host._set_from_file(file, offset, is_real_file, element_size)
+    return copy_(self, host)
+
+
 def _install_to() -> None:
     theirs = torch.UntypedStorage.to
 
@@ -103,4 +110,5 @@ def install() -> None:
     _for_tpu("resize_", _resize)
     _install_to()
     _for_tpu("_write_file", lambda self, *rest: to_cpu(self)._write_file(*rest))
+    _for_tpu("_set_from_file", _set_from_file)
     _for_tpu("tolist", lambda self: to_cpu(self).tolist())

@@ -44,7 +44,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_bare_import_of_torch_finds_the_device():
-    done = run_python("import torch; print((torch.ones(2, device='tpu') + 1).tolist())")
+    done = run_python("import torch; print((torch.ones(2, device='tpu') + 1).tolist())", TTU_QUIET="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[2.0, 2.0]"
     assert len([s for s in done.stderr.splitlines() if "no TPU" in s]) == 1
@@ -328,18 +328,29 @@ def test_wrong_arguments_raise_what_the_cpu_raises(x):
             call(t)
 
 
-def test_a_missing_operator_says_what_to_do(monkeypatch):
+@pytest.fixture
+def foreign_operator():
+    """An operator that only the CPU has."""
+    library = torch.library.Library("ttu_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    yield torch.ops.ttu_test.twice.default
+    library._destroy()
+
+
+def test_a_missing_operator_says_what_to_do(foreign_operator):
     from torch_tpu_unified.core import flags
 
-    t = torch.rand(4, 4, device="tpu")
-    with pytest.raises(LoweringError) as raised:
-        torch.ops.aten._fused_dropout(t, 0.5)
-    text = str(raised.value)
-    assert "aten._fused_dropout" in text and "TTU_FALLBACK" in text and "test_device.py" in text
+    t = torch.ones(4, 4, device="tpu")
     before = torch.tpu.fallback_count()
-    with flags.FALLBACK("warn"):
-        torch.ops.aten.poisson_nll_loss(t, t, False, False, 1e-8, 1)
+    with pytest.raises(LoweringError) as raised:
+        foreign_operator(t)
+    for part in ("ttu_test.twice", "TTU_FALLBACK=warn", "test_device.py", "f32[4, 4]"):
+        assert part in str(raised.value)
     assert torch.tpu.fallback_count() == before
+    with flags.FALLBACK("warn"):
+        same(foreign_operator(t), torch.full((4, 4), 2.0))
+    assert torch.tpu.fallback_count() == before + 1
 
 
 def test_names_of_later_stages_raise_a_clear_error():

@@ -70,6 +70,8 @@ class Entry:
             else:
                 value = kwargs.get(p.name, p.default)
             if value is _MISSING:
+                if p.name in STORAGE_ARGUMENTS and p.target is None:
+                    continue
                 raise TypeError(f"{self.op}: missing argument '{p.name}'")
             if p.target is not None:
                 values[p.target] = value
