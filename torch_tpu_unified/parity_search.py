@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from torch_tpu_unified import agreement
+from torch_tpu_unified import agreement, programs
 from torch_tpu_unified.core.report import SourceLine, source_line
 from torch_tpu_unified.core.schema import format_call
 from torch_tpu_unified.programs import Program
@@ -53,8 +53,9 @@ class Opened:
 
 def open_up(program: Program) -> Opened:
     """Rebuild the program so that every intermediate tensor is an output."""
-    functional = program.exported.run_decompositions({})
-    module: Any = functional.module(check_guards=False)
+    with programs.quiet():
+        functional = program.exported.run_decompositions({})
+        module: Any = functional.module(check_guards=False)
     graph = module.graph
     graph.set_codegen(torch.fx.graph.CodeGen())
     for node in reversed(list(graph.nodes)):
@@ -66,8 +67,8 @@ def open_up(program: Program) -> Opened:
         graph.output(nodes)
     graph.erase_node(output)
     graph.eliminate_dead_code()
-    module.recompile()
-    return Opened(module, nodes, tuple(program.flat_leaves()))
+    # A plain module: an exported one checks its inputs and cannot be exported again.
+    return Opened(GraphModule(module, graph), nodes, tuple(program.flat_leaves()))
 
 
 def _is_tensor_result(node: Node) -> bool:
@@ -78,7 +79,8 @@ def _is_tensor_result(node: Node) -> bool:
 
 def on_device(module: GraphModule, device: str) -> GraphModule:
     """A copy of a graph module with its state and its factory calls on another device."""
-    moved = copy.deepcopy(module).to(device)
+    with programs.quiet():
+        moved = copy.deepcopy(module).to(device)
     for node in moved.graph.nodes:
         if "device" in node.kwargs:
             node.update_kwarg("device", torch.device(device))

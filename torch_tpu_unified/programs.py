@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torch_tpu_unified import factories, inputspec, sources
 from torch_tpu_unified.core import flags
-from torch_tpu_unified.core.errors import ConversionError, InputError, OptionError
+from torch_tpu_unified.core.errors import ConversionError, InputError, OptionError, TtuError
 from torch_tpu_unified.core.report import innermost_frame
 from torch_tpu_unified.inputspec import InputSpec
 from torch_tpu_unified.sources import Kind
@@ -130,7 +130,8 @@ def _eager(module: torch.nn.Module) -> Callable[..., Any]:
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
     """Eval mode for a block; every submodule gets its own mode back."""
     modes = [(m, m.training) for m in module.modules()]
-    module.eval()
+    with contextlib.suppress(NotImplementedError):  # an exported module has no modes
+        module.eval()
     try:
         yield
     finally:
@@ -181,7 +182,7 @@ def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), evaluating(module), _quiet():
+        with torch.no_grad(), evaluating(module), quiet():
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         try:
@@ -199,7 +200,7 @@ def _export(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hides what torch.export says to its developers; TTU_DEBUG=1 shows it."""
     if flags.DEBUG.value:
         yield
@@ -218,6 +219,9 @@ def _quiet() -> Iterator[None]:
 
 def brief(error: BaseException) -> str:
     """The first line of an error with its type and the innermost line of the user's code."""
+    error = getattr(error, "inner_exception", error)  # what torch.compile wraps
+    if isinstance(error, TtuError):
+        return str(error)  # written for users already
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frame = innermost_frame(error)
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -244,7 +248,7 @@ def from_exported(
     args, kwargs = tuple(to_cpu(tuple(args or ()))), to_cpu(kwargs or {})
 
     def run(*a: Any, **k: Any) -> Any:
-        with _quiet():  # copying warns about PyTorch's own classes
+        with quiet():  # copying warns about PyTorch's own classes
             module = copy.deepcopy(unlifted())
         return module(*a, **k)
 
@@ -320,7 +324,7 @@ def _load_exported(path: Path, args: Any, kwargs: Any, trust_pickle: bool) -> Pr
     if not trust_pickle:
         sources.refuse_pickles(path)
     try:
-        with _quiet():
+        with quiet():
             exported = torch.export.load(path)
     except Exception as error:
         raise InputError(
@@ -357,7 +361,7 @@ def _load_torchscript(path: Path, args: Any, kwargs: Any) -> Program:
     try:
         from torch._export.converter import TS2EPConverter
 
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             found = TS2EPConverter(script, args).convert()
             # The converter leaves every size open; the file has those of the example inputs.
             exported = torch.export.export(found.module(check_guards=False), args)

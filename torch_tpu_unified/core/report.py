@@ -18,6 +18,10 @@ from torch._ops import OpOverload
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _TORCH = torch.__path__[0]
+_OURS = tuple(
+    str(Path(__file__).parents[2] / package)
+    for package in ("torch_tpu_unified", "cloud_backend", "litert_export")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +73,7 @@ def innermost_frame(error: BaseException) -> SourceLine | None:
 
     Errors of torch.export tell the user's line in their text only, so that is read too.
     """
-    ours = str(Path(__file__).parents[2] / "torch_tpu_unified")
-    foreign = (_TORCH, ours, "<")
+    foreign = (_TORCH, *_OURS, "<")
     frames = [
         SourceLine(f.filename, f.lineno or 0, f.name, f.line or "")
         for f in traceback.extract_tb(error.__traceback__)
