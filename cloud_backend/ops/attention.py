@@ -1,9 +1,9 @@
 """Scaled dot-product attention as one operator, with its own backward.
 
-Queries are (batch, heads, length, features); keys and values may have fewer heads (grouped queries).
-Scores and softmax are float32 for float16 and bfloat16. The backward recomputes the weights from the
-saved logsumexp, so that no (length x length) matrix is kept. Dropout draws its mask from the key whose
-words travel as `philox_seed`.
+Queries are (batch, heads, length, features); keys and values may have fewer heads (grouped
+queries). Scores and softmax are float32 for float16 and bfloat16. The backward recomputes the
+weights from the saved logsumexp, so that no (length x length) matrix is kept. Dropout draws its
+mask from the key whose words travel as `philox_seed`.
 """
 
 from __future__ import annotations

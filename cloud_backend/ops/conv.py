@@ -84,7 +84,7 @@ def _forward(x, weight, stride, padding, dilation, transposed, output_padding, g
 
 
 def _exact(x, weight, *settings):
-    """Integers (XLA's CPU has no integer convolution kernels for all widths) and complex numbers."""
+    """Integers, and complex numbers by their parts."""
     if is_complex(x.dtype):
         part = np.empty(0, x.dtype).real.dtype
         parts = [
@@ -97,7 +97,7 @@ def _exact(x, weight, *settings):
 
 @lowers(aten.convolution.default, aten.convolution_overrideable.default)
 def convolution(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     stride,
@@ -118,7 +118,7 @@ def convolution(
 
 @lowers(aten._convolution.default)
 def convolution_with_flags(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     stride,
@@ -164,7 +164,7 @@ def _conjugated(pull, grad):
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
     grad_output,
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias_sizes,
     stride,
@@ -185,7 +185,7 @@ def convolution_backward(
 @lowers(aten.convolution_backward_overrideable.default)
 def convolution_backward_overrideable(
     grad_output,
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     stride,
     padding,

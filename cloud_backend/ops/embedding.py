@@ -1,6 +1,6 @@
 """Embedding look-ups and bags with their backward forms.
 
-Bags follow PyTorch's CPU kernel: `offset2bag` names the bag of each index, `bag_size` counts what is
+Bags follow PyTorch's kernels: `offset2bag` names the bag of each index, `bag_size` counts what is
 not padding, and mode 2 (max) keeps the winning row of each column. Padding rows give no gradient.
 """
 
@@ -116,7 +116,9 @@ def embedding_bag(
         include_last_offset,
         padding_idx,
     )
-    winner = jnp.zeros(size.shape, size.dtype) if winner is None else winner
+    # One size for each offset: the last one, where it only ends the last bag, has none.
+    size = jnp.pad(size, (0, offsets.shape[0] - size.shape[0]))
+    winner = jnp.zeros(0, size.dtype) if winner is None else winner
     return out, bag, size, winner
 
 
@@ -137,7 +139,7 @@ def embedding_bag_dense_backward(
     grad_wide = grad.astype(wide)
     out = jnp.zeros((num_weights, grad.shape[1]), wide)
     if mode == MAX:
-        filled = (bag_size > 0)[:, None] & (maximum_indices >= 0)
+        filled = maximum_indices >= 0
         columns = jnp.arange(grad.shape[1])
         at = jnp.where(filled, maximum_indices, 0)
         return cast(out.at[at, columns].add(jnp.where(filled, grad_wide, 0)), grad.dtype)

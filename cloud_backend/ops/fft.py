@@ -1,6 +1,6 @@
-"""Fourier transforms: real to complex, complex to real, complex to complex, over several dimensions.
+"""Fourier transforms over several dimensions: real to complex and back, complex to complex.
 
-`normalization` is PyTorch's enumeration: 0 none, 1 by the square root of the length, 2 by the length.
+`normalization` is PyTorch's enumeration: 0 none, 1 by the root of the length, 2 by the length.
 Half precision computes in float32.
 """
 

@@ -1,8 +1,8 @@
 """Advanced indexing: `x[i, j]`, `x[i, j] = v`, bool masks included, and the `index_*` operators.
 
-Integer indices gather and scatter directly. Reading with a bool mask has a result whose shape depends
-on values and runs outside jit. Writing through masks never does: values are chosen by `where`, or by
-positions padded to the mask's size, whose surplus falls outside and is dropped.
+Integer indices gather and scatter directly. Reading with a bool mask has a result whose shape
+depends on values and runs outside jit. Writing through masks never does: values are chosen by
+`where`, or by positions padded to the mask's size, whose surplus falls outside and is dropped.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def highest(dtype: np.dtype) -> Any:
 def reduce_at(
     x: jax.Array, slots: Sequence[Any], values: jax.Array, reduce: str, include_self: bool
 ) -> jax.Array:
-    """`x` with `values` combined in at a NumPy index; without `include_self` x only fills the rest."""
+    """`x` with `values` combined in at a NumPy index; `include_self` counts x there too."""
     kind = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     slots = tuple(slots)
     wide = compute_dtype(x.dtype)
@@ -254,7 +254,9 @@ def reduce_at(
     if kind in ("sum", "mean"):
         out = target.at[slots].max(values) if wide == np.bool_ else target.at[slots].add(values)
     elif kind == "prod":
-        out = target.at[slots].min(values) if wide == np.bool_ else target.at[slots].multiply(values)
+        out = (
+            target.at[slots].min(values) if wide == np.bool_ else target.at[slots].multiply(values)
+        )
     elif kind in ("amax", "amin"):
         out = getattr(target.at[slots], kind[1:])(values)
     else:

@@ -115,14 +115,14 @@ def triangular(a, b, *, lower, left=True, transpose=False, conjugate=False, unit
 
 
 @lowers(aten.triangular_solve.default)
-def triangular_solve(x, A, upper=True, transpose=False, unitriangular=False):  # noqa: N803
+def triangular_solve(x, A, upper=True, transpose=False, unitriangular=False):
     b, a = batched_pair(x, A)
     solution = triangular(a, b, lower=not upper, transpose=transpose, unit=unitriangular)
     return solution, a
 
 
 @lowers(aten.linalg_solve_triangular.default)
-def linalg_solve_triangular(x, B, upper, left=True, unitriangular=False):  # noqa: N803
+def linalg_solve_triangular(x, B, upper, left=True, unitriangular=False):
     batch = jnp.broadcast_shapes(x.shape[:-2], B.shape[:-2])
     a, b = (jnp.broadcast_to(v, batch + v.shape[-2:]) for v in (x, B))
     return triangular(a, b, lower=not upper, left=left, unit=unitriangular)
@@ -165,14 +165,14 @@ def lu_solve(packed, pivots, b, adjoint_=False, conjugate=True):
 
 
 @lowers(aten.linalg_lu_factor_ex.default)
-def linalg_lu_factor_ex(A, pivot=True, check_errors=False):  # noqa: N803
+def linalg_lu_factor_ex(A, pivot=True, check_errors=False):
     if not pivot:
         raise Unsupported("pivot=False: LU without pivoting")
     return lu_factor(A)
 
 
 @lowers(aten.linalg_lu.default)
-def linalg_lu(A, pivot=True):  # noqa: N803
+def linalg_lu(A, pivot=True):
     if not pivot:
         raise Unsupported("pivot=False: LU without pivoting")
     packed, pivots, _ = lu_factor(A)
@@ -180,7 +180,7 @@ def linalg_lu(A, pivot=True):  # noqa: N803
 
 
 @lowers(aten.lu_unpack.default)
-def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):  # noqa: N803
+def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     m, n = LU_data.shape[-2:]
     k = min(m, n)
     p = low = up = jnp.zeros(0, LU_data.dtype)
@@ -194,7 +194,7 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):  # noqa
 
 
 @lowers(aten.linalg_lu_solve.default)
-def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False):  # noqa: N803
+def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False):
     packed, b = batched_pair(LU, B)
     pivots = jnp.broadcast_to(pivots, (*packed.shape[:-2], pivots.shape[-1]))
     if left:
@@ -206,7 +206,7 @@ def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False):  # noqa: N803
 
 
 @lowers(aten._linalg_solve_ex.default)
-def linalg_solve_ex(A, B, left=True, check_errors=False):  # noqa: N803
+def linalg_solve_ex(A, B, left=True, check_errors=False):
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
     b = B[..., None] if vector else B
     packed, pivots, info = lu_factor(A)
@@ -220,7 +220,7 @@ def linalg_solve_ex(A, B, left=True, check_errors=False):  # noqa: N803
 
 
 @lowers(aten.linalg_inv_ex.default)
-def linalg_inv_ex(A, check_errors=False):  # noqa: N803
+def linalg_inv_ex(A, check_errors=False):
     packed, pivots, info = lu_factor(A)
     eye = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
     return lu_solve(packed, pivots, eye), info
@@ -232,14 +232,14 @@ def _pivot_sign(pivots):
 
 
 @lowers(aten._linalg_det.default)
-def linalg_det(A):  # noqa: N803
+def linalg_det(A):
     packed, pivots, _ = lu_factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     return jnp.prod(diagonal, -1) * _pivot_sign(pivots).astype(A.dtype), packed, pivots
 
 
 @lowers(aten._linalg_slogdet.default)
-def linalg_slogdet(A):  # noqa: N803
+def linalg_slogdet(A):
     packed, pivots, _ = lu_factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _pivot_sign(pivots).astype(A.dtype)
@@ -250,7 +250,7 @@ def linalg_slogdet(A):  # noqa: N803
 
 
 @lowers(aten.linalg_qr.default)
-def linalg_qr(A, mode="reduced"):  # noqa: N803
+def linalg_qr(A, mode="reduced"):
     m, n = A.shape[-2:]
     k = min(m, n)
     width = m if mode == "complete" else k
@@ -271,7 +271,7 @@ def geqrf(x):
 
 
 @lowers(aten.linalg_householder_product.default)
-def linalg_householder_product(input, tau):  # noqa: A002
+def linalg_householder_product(input, tau):
     if input.size == 0:
         return input
     if tau.shape[-1] == 0:
@@ -295,7 +295,7 @@ def ormqr(x, input2, input3, left=True, transpose=False):
 
 
 @lowers(aten._linalg_svd.default)
-def linalg_svd(A, full_matrices=False, compute_uv=True, driver=None):  # noqa: N803
+def linalg_svd(A, full_matrices=False, compute_uv=True, driver=None):
     m, n = A.shape[-2:]
     k = min(m, n)
     nothing = jnp.zeros(0, A.dtype)
@@ -313,7 +313,7 @@ def linalg_svd(A, full_matrices=False, compute_uv=True, driver=None):  # noqa: N
 
 
 @lowers(aten._linalg_eigh.default)
-def linalg_eigh(A, UPLO="L", compute_v=True):  # noqa: N803
+def linalg_eigh(A, UPLO="L", compute_v=True):
     lower = UPLO.upper() == "L"
     if A.size == 0:
         return jnp.zeros(A.shape[:-1], real_dtype(A)), A if compute_v else jnp.zeros(0, A.dtype)

@@ -1,7 +1,7 @@
 """Matrix products: `mm`, `bmm`, `addmm` and their relatives, `dot`, `linear`, `_trilinear`.
 
-float16 and bfloat16 accumulate in float32 and round once, after `beta` and `alpha`; integers multiply
-exactly. float32 uses the highest precision, so that a TPU does not round its inputs to bfloat16.
+float16 and bfloat16 accumulate in float32 and round once, after `beta` and `alpha`; integers
+multiply exactly. float32 uses the highest precision, so that a TPU does not round its inputs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def addr(x, vec1, vec2, beta=1, alpha=1):
 
 
 @lowers(aten.linear.default)
-def linear(input, weight, bias=None):  # noqa: A002 - the schema's name
+def linear(input, weight, bias=None):
     out = product(input, weight.T)
     if bias is not None:
         out = out + cast(bias, out.dtype)
@@ -159,8 +159,12 @@ def trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     letters = "abcdefghijklmnop"[:ndim]
     kept = "".join(c for d, c in enumerate(letters) if d not in sumdim)
     parts, terms = _squeezed(parts, letters)
-    shape = jnp.broadcast_shapes(*(jnp.shape(jnp.expand_dims(i, tuple(d)))
-                                   for i, d in ((i1, expand1), (i2, expand2), (i3, expand3))))
+    shape = jnp.broadcast_shapes(
+        *(
+            jnp.shape(jnp.expand_dims(i, tuple(d)))
+            for i, d in ((i1, expand1), (i2, expand2), (i3, expand3))
+        )
+    )
     out = jnp.einsum(
         f"{','.join(terms)}->{''.join(c for c in kept if any(c in t for t in terms))}",
         *parts,

@@ -1,6 +1,6 @@
 """Joining, repeating, reordering and padding: `cat`, `flip`, `repeat`, `roll`, the pads, `tril`.
 
-Every result is a new array whose values are copies of the input's (or a constant); nothing computes.
+Every result is a new array whose values are copies of the input's, or a constant.
 Backwards of the pads are the transposes of their linear forwards.
 """
 

@@ -79,7 +79,7 @@ def _infer(x, weight, bias, running_mean, running_var, eps):
 
 @lowers(aten._native_batch_norm_legit_functional.default)
 def native_batch_norm_functional(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     running_mean,
@@ -94,13 +94,13 @@ def native_batch_norm_functional(
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
-def native_batch_norm_no_stats(input, weight, bias, training, momentum, eps):  # noqa: A002
+def native_batch_norm_no_stats(input, weight, bias, training, momentum, eps):
     return _train(input, weight, bias, None, None, momentum, eps)[:3]
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def native_batch_norm_no_training(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     running_mean,
@@ -115,7 +115,7 @@ def native_batch_norm_no_training(
 
 @lowers(aten._batch_norm_with_update_functional.default)
 def batch_norm_with_update_functional(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     running_mean,
@@ -131,7 +131,7 @@ def batch_norm_with_update_functional(
 
 @lowers(aten._batch_norm_no_update.default)
 def batch_norm_no_update(
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     bias,
     running_mean,
@@ -146,7 +146,7 @@ def batch_norm_no_update(
 @lowers(aten.native_batch_norm_backward.default)
 def native_batch_norm_backward(
     grad_out,
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     running_mean,
     running_var,
@@ -186,7 +186,7 @@ def native_batch_norm_backward(
 @lowers(aten.batch_norm_backward.default)
 def batch_norm_backward(
     grad_out,
-    input,  # noqa: A002 - the schema's name
+    input,
     weight,
     running_mean,
     running_var,
@@ -215,7 +215,7 @@ def batch_norm_backward(
 
 
 @lowers(aten.native_layer_norm.default)
-def native_layer_norm(input, normalized_shape, weight, bias, eps):  # noqa: A002
+def native_layer_norm(input, normalized_shape, weight, bias, eps):
     wide = compute_dtype(input.dtype)
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     x = cast(input, wide)
@@ -232,7 +232,7 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):  # noqa: A002
 @lowers(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(
     grad_out,
-    input,  # noqa: A002 - the schema's name
+    input,
     normalized_shape,
     mean,
     rstd,
@@ -262,7 +262,7 @@ def native_layer_norm_backward(
 
 
 @lowers(aten._fused_rms_norm.default)
-def fused_rms_norm(input, normalized_shape, weight, eps):  # noqa: A002
+def fused_rms_norm(input, normalized_shape, weight, eps):
     wide = compute_dtype(input.dtype)
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     x = cast(input, wide)
@@ -277,7 +277,7 @@ def fused_rms_norm(input, normalized_shape, weight, eps):  # noqa: A002
 @lowers(aten._fused_rms_norm_backward.default)
 def fused_rms_norm_backward(
     grad_out,
-    input,  # noqa: A002 - the schema's name
+    input,
     normalized_shape,
     rstd,
     weight,
@@ -306,7 +306,7 @@ def _grouped(x, n, c, spatial, group):
 
 
 @lowers(aten.native_group_norm.default)
-def native_group_norm(input, weight, bias, N, C, HxW, group, eps):  # noqa: A002, N803
+def native_group_norm(input, weight, bias, N, C, HxW, group, eps):
     wide = compute_dtype(input.dtype)
     x = _grouped(cast(input, wide), N, C, HxW, group)
     mean, var = _moments(x, (2, 3))
@@ -323,13 +323,13 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps):  # noqa: A002
 @lowers(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
     grad_out,
-    input,  # noqa: A002 - the schema's name
+    input,
     mean,
     rstd,
     weight,
-    N,  # noqa: N803
-    C,  # noqa: N803
-    HxW,  # noqa: N803
+    N,
+    C,
+    HxW,
     group,
     output_mask,
 ):

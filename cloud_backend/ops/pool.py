@@ -1,8 +1,8 @@
 """Max and average pooling, plain and adaptive, in one to three dimensions, and their gradients.
 
-A pool reads every window through one strided gather of shape (..., out1, k1, out2, k2): max takes the
-first largest element and its flat position in the input plane, as PyTorch does, average divides by
-the count that `count_include_pad`, `ceil_mode` and `divisor_override` prescribe.
+Max compares one strided slice of the input for each position in the kernel, and gives the first
+largest element with its flat position in the input plane, as PyTorch does; average sums windows and
+divides by the count that `count_include_pad`, `ceil_mode` and `divisor_override` prescribe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fused LSTM and GRU cells and their gradients.
 
-A cell's workspace holds the activated gates, gate after gate, as the backward needs them. Gate order
-is PyTorch's: LSTM input, forget, cell, output; GRU reset, input, new.
+A cell's workspace holds the activated gates, gate after gate, as the backward needs them. Gate
+order is PyTorch's: LSTM input, forget, cell, output; GRU reset, input, new.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ a whole use these. Invariant: values and shapes are those of the view; strides d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -164,9 +165,7 @@ def split_at(x, sizes: Sequence[int], dim: int) -> tuple[jax.Array, ...]:
     """Consecutive parts of `x` along `dim`."""
     ends = np.cumsum([0, *sizes]).tolist()
     dim = canonical_dim(dim, x.ndim)
-    return tuple(
-        jax.lax.slice_in_dim(x, a, b, axis=dim) for a, b in zip(ends, ends[1:], strict=False)
-    )
+    return tuple(jax.lax.slice_in_dim(x, a, b, axis=dim) for a, b in itertools.pairwise(ends))
 
 
 @lowers(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
@@ -191,9 +190,7 @@ def split_with_sizes(x, split_sizes, dim=0):
 @lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(x, dim=0):
     dim = canonical_dim(dim, x.ndim)
-    return tuple(
-        jax.lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim])
-    )
+    return tuple(jax.lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim]))
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)

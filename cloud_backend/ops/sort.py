@@ -60,7 +60,7 @@ def msort(x):
 
 
 @lowers(aten.topk.default)
-def topk(x, k, dim=-1, largest=True, sorted=True):  # noqa: A002 - the schema's name
+def topk(x, k, dim=-1, largest=True, sorted=True):
     if x.ndim == 0:
         return x, jnp.zeros((), INT64)
     dim = canonical_dim(dim, x.ndim)
@@ -80,7 +80,9 @@ def _search(sorted_sequence, values, right):
     side = "right" if right else "left"
     if rows.ndim == 1:
         return jnp.searchsorted(rows, values.ravel(), side=side).reshape(values.shape)
-    flat = rows.reshape(-1, rows.shape[-1])
+    if values.size == 0:
+        return jnp.zeros(values.shape, INT64)
+    flat = rows.reshape(-1, rows.shape[-1]) if rows.size else rows.reshape(values.shape[0], 0)
     wanted = values.reshape(flat.shape[0], -1)
     found = jax.vmap(lambda r, v: jnp.searchsorted(r, v, side=side))(flat, wanted)
     return found.reshape(values.shape)

@@ -22,13 +22,13 @@ def _optional(wanted: bool, array: Any) -> Any:
 
 
 @lowers(aten._unique.default, host=True)
-def unique_and_inverse(x, sorted=True, return_inverse=False):  # noqa: A002 - the schema's name
+def unique_and_inverse(x, sorted=True, return_inverse=False):
     values, inverse, _ = unique2(x, sorted, return_inverse)
     return values, inverse
 
 
 @lowers(aten._unique2.default, host=True)
-def unique2(x, sorted=True, return_inverse=False, return_counts=False):  # noqa: A002
+def unique2(x, sorted=True, return_inverse=False, return_counts=False):
     if x.size == 0:
         return x.ravel(), _optional(return_inverse, jnp.zeros(x.shape)), jnp.zeros(0, INT64)
     values, inverse, counts = jnp.unique(
@@ -39,7 +39,7 @@ def unique2(x, sorted=True, return_inverse=False, return_counts=False):  # noqa:
 
 
 @lowers(aten.unique_dim.default, host=True)
-def unique_dim(x, dim, sorted=True, return_inverse=False, return_counts=False):  # noqa: A002
+def unique_dim(x, dim, sorted=True, return_inverse=False, return_counts=False):
     dim = canonical_dim(dim, x.ndim)
     if x.shape[dim] == 0:
         return x, jnp.zeros(0, INT64), jnp.zeros(0, INT64)
@@ -109,7 +109,7 @@ def bincount(x, weights=None, minlength=0):
 
 
 @lowers(aten.histc.default)
-def histc(x, bins=100, min=0, max=0):  # noqa: A002 - the schema's names
+def histc(x, bins=100, min=0, max=0):
     flat = x.ravel()
     low, high = cast(min, x.dtype), cast(max, x.dtype)
     if flat.size:

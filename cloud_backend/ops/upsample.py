@@ -124,9 +124,7 @@ def _interpolation(name: str, n: int, matrix) -> None:
     """Register a mode that has `align_corners`, and its gradient, over n dimensions."""
 
     def matrices(sizes, outs, align_corners, scales):
-        return [
-            matrix(s, o, align_corners, c) for s, o, c in zip(sizes, outs, scales, strict=True)
-        ]
+        return [matrix(s, o, align_corners, c) for s, o, c in zip(sizes, outs, scales, strict=True)]
 
     def forward(x, output_size, align_corners, *scales):
         return _resize(x, matrices(x.shape[-n:], output_size, align_corners, scales))

@@ -1,6 +1,6 @@
-"""Sampling of images: `im2col` and `col2im`, grid sampling in two and three dimensions, affine grids.
+"""Windows and samples of images: `im2col`, `col2im`, grid sampling, affine grids.
 
-Gradients of the samplers are the transposes (vjp) of their forwards, which are gathers with weights.
+Gradients of the samplers are the vjp of their forwards, which are gathers with weights.
 """
 
 from __future__ import annotations
@@ -169,14 +169,14 @@ def _grid_sampler_backward(grad, images, grid, mode, padding, align_corners, mas
 
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
-def grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners):  # noqa: A002
+def grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners):
     return _grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
 
 
 @lowers(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
 def grid_sampler_backward(
     grad_output,
-    input,  # noqa: A002 - the schema's name
+    input,
     grid,
     interpolation_mode,
     padding_mode,
