@@ -1,7 +1,7 @@
 """This project as the user-report cases call it: names are translated, nothing is worked around.
 
 Run from the folder of the cases, with this file found before the one beside them:
-PYTHONSAFEPATH=1 PYTHONPATH=path/to/benchmarks:. python run.py --suite convert --adapter ours
+PYTHONSAFEPATH=1 PYTHONPATH=path/to/benchmarks:$PWD python run.py --suite convert --adapter ours
 """
 
 from __future__ import annotations
