@@ -27,11 +27,6 @@ def relu(x):
     return jnp.maximum(x, 0)
 
 
-@lowers(aten.relu6.default)
-def relu6(x):
-    return jnp.clip(x, 0, 6)
-
-
 @lowers(aten.threshold.default)
 def threshold(x, threshold, value):
     return jnp.where(x <= cast(threshold, x.dtype), cast(value, x.dtype), x)
@@ -93,12 +88,6 @@ def celu(x, alpha):
         return jnp.where(v > 0, v, jnp.expm1(jnp.minimum(v, 0) / a) * a)
 
     return elementwise(f, x)
-
-
-@lowers(aten.selu.default)
-def selu(x):
-    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-    return elu(x, alpha, scale, 1.0)
 
 
 @lowers(aten.gelu.default)
@@ -270,7 +259,9 @@ def softshrink_backward(grad_output, x, lambd):
 
 def _halves(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0 or x.shape[canonical_dim(dim, x.ndim)] % 2:
-        raise Unsupported(f"Halving dimension must be even, but dimension {dim} of {x.shape} is not")
+        raise Unsupported(
+            f"Halving dimension must be even, but dimension {dim} of {x.shape} is not"
+        )
     first, second = jnp.split(x, 2, axis=dim)
     return first, second
 

@@ -1,7 +1,8 @@
 """Pointwise arithmetic of two and three tensors: sums, products, quotients, powers, extremes.
 
-Types promote as in PyTorch; integers wrap; float16 and bfloat16 compute in float32. `alpha` and other
-Scalars may be traced, so no lowering branches on their values unless they are declared static.
+Types promote as in PyTorch; integers wrap; float16 and bfloat16 compute in float32. `alpha` and
+other Scalars may be traced, so no lowering branches on their values unless they are declared
+static.
 """
 
 from __future__ import annotations
@@ -260,9 +261,7 @@ def lerp(x, end, weight):
 
 @lowers(aten.addcmul.default)
 def addcmul(x, tensor1, tensor2, *, value):
-    return elementwise(
-        lambda a, b, c: a + _mul(_scaled(value, b, a.dtype), c), x, tensor1, tensor2
-    )
+    return elementwise(lambda a, b, c: a + _mul(_scaled(value, b, a.dtype), c), x, tensor1, tensor2)
 
 
 @lowers(aten.addcdiv.default)

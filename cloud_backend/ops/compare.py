@@ -97,21 +97,6 @@ def where(condition, x, other):
     return jnp.where(condition != 0, a, b)
 
 
-@lowers(aten.where.ScalarSelf)
-def where_scalar_self(condition, x, other):
-    return where(condition, x, other)
-
-
-@lowers(aten.where.ScalarOther)
-def where_scalar_other(condition, x, other):
-    return where(condition, x, other)
-
-
-@lowers(aten.where.Scalar)
-def where_scalars(condition, x, other):
-    return where(condition, x, other)
-
-
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x, min, max):
     dtype = result_dtype(x, min, max)
@@ -152,20 +137,6 @@ def isin_scalar(elements, test_element, *, invert):
 @lowers(aten.isin.Scalar_Tensor)
 def isin_scalar_tensor(element, test_elements, *, invert):
     return _isin(element, test_elements, invert)
-
-
-@lowers(aten.isclose.default)
-def isclose(x, other, rtol, atol, equal_nan):
-    a, b = promoted(x, other)
-    close = a == b
-    if equal_nan:
-        close = close | ((a != a) & (b != b))
-    if rtol == 0 and atol == 0:
-        return close
-    if np.dtype(a.dtype).kind in "biu":
-        a, b = promoted(a, b, floating=True)
-    error = jnp.abs(a - b)
-    return close | (jnp.isfinite(error) & (error <= atol + jnp.abs(rtol * b)))
 
 
 @lowers(aten.equal.default, host=True)

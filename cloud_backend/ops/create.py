@@ -108,10 +108,9 @@ def _arange(start: Any, end: Any, step: Any, dtype: Any) -> Any:
         dtype = np.dtype(np.int64)
     if step == 0:
         raise Unsupported("step must be nonzero")
-    if is_integral(dtype):
-        # PyTorch truncates the bounds first when the result is int64.
-        if dtype == np.int64:
-            start, end, step = int(start), int(end), int(step)
+    if dtype == np.int64:
+        # PyTorch truncates the bounds first.
+        start, end, step = int(start), int(end), int(step)
     if (end - start) * step < 0:
         raise Unsupported("upper bound and lower bound inconsistent with step sign")
     if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):

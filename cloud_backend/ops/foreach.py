@@ -14,8 +14,8 @@ from cloud_backend.ops import arithmetic as ar
 from torch_tpu_unified.core.aten import aten
 
 _UNARY = (
-    "abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 "
-    "neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero"
+    "abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p "
+    "log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero"
 )
 
 
@@ -57,7 +57,7 @@ def _forms(f: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 def binary(name: str, f: Callable[[Any, Any], Any], **replaced: Callable[..., Any]) -> None:
-    """Register the overloads of `_foreach_<name>`; `replaced` are those that take more arguments."""
+    """Register the overloads of `_foreach_<name>`; `replaced` are those with more arguments."""
     packet = getattr(aten, f"_foreach_{name}")
     for overload, form in {**_forms(f), **replaced}.items():
         lowers(getattr(packet, overload))(form)

@@ -261,9 +261,7 @@ def multilabel_margin_loss_backward(grad_output, x, target, reduction, is_target
     broken = (1 - picked[..., None] + rows[:, None, :] > 0) & valid[..., None] & outside
     broken = broken.astype(rows.dtype)
     n, classes = rows.shape
-    slope = jnp.sum(broken, axis=1) - jnp.sum(
-        hit * jnp.sum(broken, axis=2)[..., None], axis=1
-    )
+    slope = jnp.sum(broken, axis=1) - jnp.sum(hit * jnp.sum(broken, axis=2)[..., None], axis=1)
     slope = slope / np.asarray(classes * (n if reduction == _MEAN else 1), slope.dtype)
     grad = cast(grad_output, slope.dtype)
     return cast((slope * (grad.reshape(-1, 1) if grad.ndim else grad)).reshape(x.shape), x.dtype)

@@ -1,7 +1,7 @@
 """Fused optimiser steps and the loss-scaling kernels of mixed precision.
 
-A step takes lists of parameters, gradients and states, and returns the new lists in the order of the
-schema's returns. Where `found_inf` is 1 everything stays as it was. `lr` is traced, so that a
+A step takes lists of parameters, gradients and states, and returns the new lists in the order of
+the schema's returns. Where `found_inf` is 1 everything stays as it was. `lr` is traced, so that a
 schedule does not compile again.
 """
 
@@ -164,9 +164,7 @@ def fused_adagrad(
     *, lr, lr_decay, weight_decay, eps, maximize, grad_scale, found_inf,
 ):  # fmt: skip
     numbers = (lr_decay, weight_decay, eps)
-    new = _adagrad(
-        x, grads, state_sums, state_steps, lr, numbers, maximize, grad_scale, found_inf
-    )
+    new = _adagrad(x, grads, state_sums, state_steps, lr, numbers, maximize, grad_scale, found_inf)
     return (*new, list(state_steps))
 
 
@@ -176,9 +174,7 @@ def fused_adagrad_tensor_lr(
     *, lr, lr_decay, weight_decay, eps, maximize, grad_scale, found_inf,
 ):  # fmt: skip
     numbers = (lr_decay, weight_decay, eps)
-    return _adagrad(
-        x, grads, state_sums, state_steps, lr, numbers, maximize, grad_scale, found_inf
-    )
+    return _adagrad(x, grads, state_sums, state_steps, lr, numbers, maximize, grad_scale, found_inf)
 
 
 @lowers(aten._amp_foreach_non_finite_check_and_unscale.default)

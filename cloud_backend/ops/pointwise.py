@@ -1,7 +1,7 @@
 """Pointwise operators of one tensor: mathematics, rounding, parts of complex numbers, copies.
 
-Integers become floats where PyTorch makes them so; float16 and bfloat16 compute in float32 and round
-once at the end.
+Integers become floats where PyTorch makes them so; float16 and bfloat16 compute in float32 and
+round once at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloud_backend.ops._shared import (
     real_dtype,
     result_dtype,
 )
-from torch_tpu_unified.core.aten import Absent, aten
+from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
 
@@ -147,15 +147,12 @@ def _sgn(x):
 
 for _op, _f in {
     aten._conj_physical.default: jnp.conj,
-    aten.conj_physical.default: jnp.conj,
     aten.neg.default: jnp.negative,
     aten.sgn.default: _sgn,
     aten.sign.default: _sign,
     aten.bitwise_not.default: jnp.invert,
-    aten.square.default: lambda x: x * x,
 }.items():
-    if not isinstance(_op, Absent):
-        same_dtype(_op, _f, integers=True)
+    same_dtype(_op, _f, integers=True)
 
 
 def _false(x):
@@ -251,16 +248,6 @@ def frexp(x):
     mantissa, exponent = jnp.frexp(cast(x, compute_dtype(x.dtype)))
     mantissa = jnp.where(jnp.isfinite(x), mantissa, cast(x, mantissa.dtype))
     return cast(mantissa, x.dtype), cast(jnp.where(jnp.isfinite(x), exponent, 0), np.int32)
-
-
-@lowers(aten.real.default)
-def real(x):
-    return x.real
-
-
-@lowers(aten.imag.default)
-def imag(x):
-    return x.imag
 
 
 @lowers(aten.clone.default, aten.alias.default, aten.detach.default)

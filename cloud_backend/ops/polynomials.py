@@ -1,7 +1,7 @@
 """Orthogonal polynomials of a degree that is itself a tensor.
 
-All follow a three-term recurrence, run to the largest degree in the tensor; each element stops at its
-own. Degrees are truncated to integers; below zero the value is 0.
+All follow a three-term recurrence, run to the largest degree in the tensor; each element stops at
+its own. Degrees are truncated to integers; below zero the value is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_tpu_unified.core.aten import aten
 
 
 class Family(NamedTuple):
-    """`first(x)` is the polynomial of degree 1; `step(k, x, p_k, p_k_minus_1)` gives degree k + 1."""
+    """`first(x)` is the polynomial of degree 1; `step(k, x, p_k, p_k_minus_1)` the next one."""
 
     first: Callable[[Any], Any]
     step: Callable[[Any, Any, Any, Any], Any]

@@ -1,7 +1,7 @@
 """Reductions: sums, products, extremes, moments, norms.
 
-Half-precision inputs accumulate in float32. Extremes propagate NaNs; the index of a tie is the first.
-A 0-d tensor reduces over dim 0 or -1 to itself.
+Half-precision inputs accumulate in float32. Extremes propagate NaNs; the index of a tie is the
+first. A 0-d tensor reduces over dim 0 or -1 to itself.
 """
 
 from __future__ import annotations

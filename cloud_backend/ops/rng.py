@@ -1,7 +1,8 @@
 """Random operators: pure functions of a jax PRNG key, which the engine supplies as `key`.
 
-The numbers differ from CPU PyTorch's for the same seed; the distributions, shapes and dtypes are the
-same. Half-precision samples are drawn in float32 and rounded, without reaching an excluded bound.
+The numbers differ from CPU PyTorch's for the same seed; the distributions, shapes and dtypes are
+the same. Half-precision samples are drawn in float32 and rounded, without reaching an excluded
+bound.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast, compute_dtype, is_complex, is_integral, result_dtype, to_float
+from cloud_backend.ops._shared import (
+    cast,
+    compute_dtype,
+    is_complex,
+    is_integral,
+    result_dtype,
+    to_float,
+)
 from cloud_backend.ops.create import chosen_dtype
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported

@@ -218,9 +218,7 @@ def _zeta(x, q):
     return jsp.zeta(x, q)
 
 
-@lowers(
-    aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar
-)
+@lowers(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar)
 def zeta(x, other):
     return elementwise(_zeta, x, other, floating=True)
 
@@ -255,7 +253,5 @@ def dirichlet_grad(x, alpha, total):
     # d value / d a = -(dF/da) / density; the total moves with alpha.
     step = 1e-5 * jnp.maximum(a, 1e-3)
     slope = (jsp.betainc(a + step, b, value) - jsp.betainc(a - step, b, value)) / (2 * step)
-    log_density = (
-        (a - 1) * jnp.log(value) + (b - 1) * jnp.log1p(-value) - jsp.betaln(a, b)
-    )
+    log_density = (a - 1) * jnp.log(value) + (b - 1) * jnp.log1p(-value) - jsp.betaln(a, b)
     return cast(-slope / jnp.exp(log_density) / (1 - value), dtype)

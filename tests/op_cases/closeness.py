@@ -1,7 +1,7 @@
 """When a result counts as right: as close to float64 as CPU PyTorch's own, up to a small factor.
 
-`|ours - ref64| <= 4 |torch - ref64| + eps (|ref64| + range / 10)`; integers, bools, shapes and dtypes
-are equal, and NaNs and infinities stand where CPU PyTorch has them.
+`|ours - ref64| <= 4 |torch - ref64| + eps (|ref64| + range / 10)`; integers, bools, shapes and
+dtypes are equal, and NaNs and infinities stand where CPU PyTorch has them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _assert_tensor(a: Any, b: Any, r: Any, tol: float | None, label: str) -> Non
     assert a.shape == b.shape, f"{label}: shape {tuple(a.shape)} instead of {tuple(b.shape)}"
     if b.dtype not in EPSILON:
         wrong = a != b
-        assert not wrong.any(), f"{label}: {a[wrong][:5].tolist()} instead of {b[wrong][:5].tolist()}"
+        assert not wrong.any(), (
+            f"{label}: {a[wrong][:5].tolist()} instead of {b[wrong][:5].tolist()}"
+        )
         return
     if b.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())

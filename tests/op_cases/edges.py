@@ -37,8 +37,8 @@ def _case(name: str, fn: Callable[..., Any], args: Callable[[], Any]) -> OpCase:
 
 
 _UNARY = (
-    "abs ceil floor round trunc sign sgn neg sqrt rsqrt reciprocal exp log log1p expm1 sigmoid tanh "
-    "isnan isinf isfinite isposinf isneginf signbit relu frac nan_to_num erf cos atan"
+    "abs ceil floor round trunc sign sgn neg sqrt rsqrt reciprocal exp log log1p expm1 sigmoid "
+    "tanh isnan isinf isfinite isposinf isneginf signbit relu frac nan_to_num erf cos atan"
 )
 _BINARY = {
     "maximum": torch.maximum,
@@ -128,7 +128,7 @@ CASES = [
     *(_case(f"special_{n}", getattr(torch, n), _special) for n in _UNARY.split()),
     *(
         _case(f"special_{n}_bfloat16", getattr(torch, n), lambda: _special(torch.bfloat16))
-        for n in "abs round sign sqrt exp sigmoid relu neg".split()
+        for n in ("abs", "round", "sign", "sqrt", "exp", "sigmoid", "relu", "neg")
     ),
     *(_case(f"pairs_{name}", fn, _pairs) for name, fn in _BINARY.items()),
     *(_case(f"ints_{name}", fn, _ints) for name, fn in _INTEGER.items()),

@@ -42,9 +42,7 @@ def infos() -> dict[str, Any]:
     """Full name (with variant) -> OpInfo, for what the device is asked to do."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return {
-        info.full_name: info for info in op_db if not info.name.startswith(NOT_APPLICABLE)
-    }
+    return {info.full_name: info for info in op_db if not info.name.startswith(NOT_APPLICABLE)}
 
 
 def samples(

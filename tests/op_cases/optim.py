@@ -107,8 +107,9 @@ CASES = [
     _sgd("sgd_first", is_first_step=True),
     _sgd("sgd_nesterov", nesterov=True, dampening=0.0),
     _sgd("sgd_plain", momentum=0.0, dampening=0.0, maximize=True),
-    OpCase("adagrad", _adagrad, lambda: (_list(), _list(), _list(1, True), _steps(2.0)),
-           halves=_CLOUD),
+    OpCase(
+        "adagrad", _adagrad, lambda: (_list(), _list(), _list(1, True), _steps(2.0)), halves=_CLOUD
+    ),
     _update_scale(0.0, 0),
     _update_scale(0.0, 2),
     _update_scale(1.0, 2),
