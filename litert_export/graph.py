@@ -167,7 +167,8 @@ class Graph:
         shape = tuple(x.shape[p] for p in perm)
         if x.data is not None:
             return self.const(np.ascontiguousarray(x.data.transpose(perm)), name=x.name)
-        return self.emit("TRANSPOSE", x, self.const(np.array(perm, np.int32)), shape=shape)
+        result: Value = self.emit("TRANSPOSE", x, self.const(np.array(perm, np.int32)), shape=shape)
+        return result
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """RESHAPE to a static shape (one -1 allowed); `x` itself when nothing changes."""
@@ -180,7 +181,8 @@ class Graph:
         if x.data is not None:
             return self.const(x.data.reshape(target), name=x.name)
         new = np.array(target, np.int32)
-        return self.emit("RESHAPE", x, self.const(new), shape=target, new_shape=new)
+        result: Value = self.emit("RESHAPE", x, self.const(new), shape=target, new_shape=new)
+        return result
 
     def cast(self, x: Value, dtype: str) -> Value:
         """CAST; `x` itself when it has that type already."""
@@ -188,9 +190,10 @@ class Graph:
             return x
         if x.data is not None:
             return self.const(x.data.astype(schema.numpy_dtype(dtype)), name=x.name)
-        return self.emit(
+        result: Value = self.emit(
             "CAST", x, shape=x.shape, dtype=dtype, in_data_type=x.dtype, out_data_type=dtype
         )
+        return result
 
     def broadcast_to(self, x: Value, shape: Sequence[int]) -> Value:
         """BROADCAST_TO; lower ranks are padded with ones in front, as PyTorch does."""
@@ -198,9 +201,9 @@ class Graph:
         x = self.reshape(x, (1,) * (len(target) - x.rank) + x.shape)
         if x.shape == target:
             return x
-        return self.emit(
-            "BROADCAST_TO", x, self.const(np.array(target, np.int32)), shape=target
-        )
+        wanted = self.const(np.array(target, np.int32))
+        result: Value = self.emit("BROADCAST_TO", x, wanted, shape=target)
+        return result
 
     # reading
 

@@ -37,7 +37,7 @@ class _Buffers:
             return self._by_address[address]
         # A zero-size constant still needs a buffer with data, else it reads as "not constant".
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        digest = hashlib.blake2b(memoryview(flat), digest_size=20).digest()
+        digest = hashlib.blake2b(flat.data, digest_size=20).digest()
         digest += flat.nbytes.to_bytes(8, "little")
         number = self._by_content.get(digest)
         if number is None:
@@ -171,7 +171,9 @@ def write(
     model.signatureDefs = [
         writer.signature(key, graph, indices[key]) for key, graph in signatures.items()
     ]
-    entries = {"min_runtime_version": versions.minimum_runtime(writer.codes).encode().ljust(16, b"\0")}
+    entries = {
+        "min_runtime_version": versions.minimum_runtime(writer.codes).encode().ljust(16, b"\0")
+    }
     if writer.sources:
         entries[SOURCES] = json.dumps(writer.sources).encode()
     model.metadata = writer.metadata({**entries, **(metadata or {})})
@@ -235,5 +237,5 @@ def _pack_offsets(model: Any, buffers: _Buffers) -> bytearray:
     view = memoryview(result)
     for a, o in zip(buffers.arrays, offsets, strict=True):
         if a is not None and a.nbytes:
-            view[o : o + a.nbytes] = memoryview(a)
+            view[o : o + a.nbytes] = a.data
     return result

@@ -1,7 +1,7 @@
 """The op table: ATen overload -> lowering, with arguments bound by the schema.
 
-A lowering's parameter names are the schema's (`self` is written `x`, a Python keyword gets a trailing
-underscore). A parameter that a lowering does not take must hold its default in every call, else the
+A lowering's parameter names are the schema's (`self` is written `x`, a Python keyword gets a
+trailing underscore). A parameter that a lowering does not take must hold its default in every call, else the
 call is refused; so no argument that changes meaning can be ignored by accident. A wrong entry
 (duplicate, misspelt parameter, unknown trait) fails at import.
 """
@@ -135,14 +135,13 @@ class OpTable:
         parameters = []
         for a in op._schema.arguments:
             target: str | None = parameter_name(a.name)
-            if target in engine:  # the engine's parameter has the name; the schema's gets an underscore
+            if target in engine:  # the engine has the name; the schema's gets an underscore
                 target = f"{target}_"
             if target not in takes:
                 target = None
                 if not a.has_default_value() and a.name not in STORAGE_ARGUMENTS:
-                    raise TypeError(
-                        f"{self.name}: the lowering of {op} lacks the parameter '{parameter_name(a.name)}'"
-                    )
+                    lacks = parameter_name(a.name)
+                    raise TypeError(f"{self.name}: the lowering of {op} lacks parameter '{lacks}'")
             default = a.default_value if a.has_default_value() else _MISSING
             parameters.append(Parameter(a.name, str(a.type), target, default))
         known = {p.target for p in parameters}
@@ -165,9 +164,7 @@ class OpTable:
 
     def extended(self, functions: Mapping[OpOverload, Callable[..., Any]]) -> OpTable:
         """A copy with these lowerings in front of the table's own, checked by the same rules."""
-        table = OpTable(
-            self.name, leading=self.leading, traits=self.traits, supplied=self.supplied
-        )
+        table = OpTable(self.name, leading=self.leading, traits=self.traits, supplied=self.supplied)
         table.entries = {op: e for op, e in self.entries.items() if op not in functions}
         for op, function in functions.items():
             table.lowers(op)(function)

@@ -1,7 +1,7 @@
-"""Facts read from operator schemas: which arguments are written, and the functional form of an op.
+"""Facts read from operator schemas: which arguments are written, the functional form of an op.
 
-In-place (`add_`) and `out=` (`add.out`) overloads pair with the functional overload that has the same
-arguments; both halves derive those forms from it instead of registering them.
+In-place (`add_`) and `out=` (`add.out`) overloads pair with the functional overload that has the
+same arguments; both halves derive those forms from it instead of registering them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def functional_form(op: OpOverload) -> OpOverload | None:
     else:
         bases = [name.removesuffix("_"), name.removesuffix("_") + "_functional"]
     wanted = _signature(op, outs)
-    candidates = [
+    candidates: list[OpOverload] = [
         getattr(packet, overload)
         for packet in (getattr(getattr(torch.ops, namespace), base, None) for base in bases)
         if packet is not None
