@@ -200,6 +200,12 @@ def from_host(source: Tensor) -> Any:
 
 @kernel(aten.copy_.default, aten._copy_from.default)
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    if self.is_complex() and self.is_conj():
+        self.conj().copy_(src.conj())
+        return self
+    if self.is_neg():
+        torch._neg_view(self).copy_(torch._neg_view(src))
+        return self
     if self.device.type != "cpu" and src.device.type == "cpu":
         source = src.to(self.dtype).expand(self.shape)
         plan._check_overlap([self])
@@ -264,7 +270,9 @@ def clone(self: Tensor, *, memory_format: Any = None) -> Tensor:
 
 def _whole(t: Tensor) -> bool:
     return (
-        t.storage_offset() == 0
+        not t.is_neg()
+        and not (t.is_complex() and t.is_conj())
+        and t.storage_offset() == 0
         and t.is_contiguous()
         and t.numel() * t.element_size() == t.untyped_storage().nbytes()
     )

@@ -84,11 +84,16 @@ class Kernel:
     # ---- flattening
 
     def _tensor(self, a: Tensor, arrays: list[Any]) -> Any:
+        if a.is_neg() or (a.is_complex() and a.is_conj()):
+            return ("N", self._stored(a, arrays), a.is_conj(), a.is_neg())
+        return self._stored(a, arrays)
+
+    def _stored(self, a: Tensor, arrays: list[Any]) -> Any:
         storage = a.untyped_storage()
-        try:
-            base = storage.buffer.array
-        except AttributeError:
+        buffer = getattr(storage, "buffer", None)
+        if buffer is None:
             return self._foreign(a, arrays)
+        base = buffer.array
         if base is None:
             base = tensor.base_of(a)
         shape = a.shape
@@ -350,6 +355,8 @@ def _value(marker: Any, stream: Any, places: list[Any]) -> Any:
         return next(stream)
     if kind == "L":
         return [_value(m, stream, places) for m in marker[1]]
+    if kind == "N":
+        return tensor.resolved(_value(marker[1], stream, places), marker[2], marker[3])
     base = next(stream)
     dtype = to_jax(marker[2])
     if kind == "W":

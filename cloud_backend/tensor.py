@@ -175,8 +175,18 @@ def read(tensor: torch.Tensor) -> Any:
     view, starts = view_of(tensor, base)
     dtype = to_jax(tensor.dtype)
     if view.kind == "whole" and base.dtype == dtype and base.shape == view.size:
-        return base
-    return _jit("read", 1, 3)(base, view, starts, dtype)
+        value = base
+    else:
+        value = _jit("read", 1, 3)(base, view, starts, dtype)
+    if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+        return resolved(value, tensor.is_conj(), tensor.is_neg())
+    return value
+
+
+def resolved(value: Any, conj: bool, neg: bool) -> Any:
+    """What a tensor with PyTorch's lazy conjugate or negative bit stands for."""
+    value = value.conj() if conj else value
+    return -value if neg else value
 
 
 def write(tensor: torch.Tensor, value: Any) -> None:
