@@ -272,13 +272,15 @@ class Emitter:
         try:
             expected = result_types(node)
             graph.result = expected  # type: ignore[assignment]
+            before = len(graph.ops)
             result = entry.function(graph, **entry.bind(args, kwargs))
         except (Unsupported, TypeError) as err:
             if isinstance(err, TypeError) and "LiteRT has no tensors" not in str(err):
                 raise
             raise self._error(node, str(err)) from err
         self._check(node, result, expected)
-        self._rename(node, result)
+        if len(graph.ops) > before:
+            self._rename(node, result)
         return result
 
     def _check(self, node: torch.fx.Node, result: Any, expected: Sequence[Any]) -> None:

@@ -119,8 +119,13 @@ def run(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     progress: Progress | None = None,
+    decomposed: bool = False,
 ) -> tuple[bytes | bytearray, Report, dict[str, Graph]]:
-    """Take programs (by signature) through every stage; see `litert_export.export`."""
+    """Take programs (by signature) through every stage; see `litert_export.export`.
+
+    Args:
+        decomposed: the programs went through `capture.decompose` with this table already.
+    """
     if io_layout not in ("nchw", "nhwc"):
         raise InputError(f"io_layout={io_layout!r} is not one of nchw, nhwc")
     if not programs:
@@ -137,7 +142,8 @@ def run(
             progress(stage.name, number, total)
         start = time.perf_counter()
         for job in jobs:
-            stage.run(job)
+            if not (decomposed and stage.run is _decompose):
+                stage.run(job)
             if job.graph is not None:
                 job.graph.verify()
             if flags.DUMP.value:
