@@ -55,7 +55,7 @@ def register() -> None:
     _registered = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cloud_backend import autocast, serialization, tpu_module
+    from cloud_backend import autocast, integrations, serialization, tpu_module
 
     _setup_privateuseone_for_python_backend(
         "tpu", backend_module=tpu_module, hook=_Hooks(), device_guard=_Guard()
@@ -66,6 +66,7 @@ def register() -> None:
     dispatch.register_fallback()
     serialization.install()
     autocast.install()
+    integrations.install()
     _compile_by_default()
     _accelerator()
 
@@ -82,6 +83,16 @@ def _methods_of_tensor() -> None:
         return str(format_values(self.cpu() if self.device.type == "tpu" else self, indent))
 
     torch._tensor_str._tensor_str = on_host
+    pin, pinned = torch.Tensor.pin_memory, torch.Tensor.is_pinned
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        # There is no pinned memory here (XLA stages transfers itself), so host tensors stay as they are.
+        return pin(self) if torch.cuda.is_available() else self
+
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return pinned(self) if torch.cuda.is_available() else False
+
+    torch.Tensor.pin_memory, torch.Tensor.is_pinned = pin_memory, is_pinned  # type: ignore
 
 
 def _accelerator() -> None:

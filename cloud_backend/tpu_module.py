@@ -407,6 +407,22 @@ _LATER = {
 }
 
 
+def _amp() -> types.ModuleType:
+    """`torch.tpu.amp`: `autocast` and `GradScaler` with this device filled in."""
+    module = types.ModuleType("torch.tpu.amp", "Automatic mixed precision for the tpu device.")
+
+    class autocast(torch.amp.autocast_mode.autocast):
+        def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.bfloat16) -> None:
+            super().__init__("tpu", enabled=enabled, dtype=dtype)
+
+    class GradScaler(torch.amp.GradScaler):
+        def __init__(self, **options: Any) -> None:
+            super().__init__("tpu", **options)
+
+    module.autocast, module.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+    return module
+
+
 def install_submodules() -> None:
     """Make `torch.tpu.ops`, `torch.tpu.distributed` and the others importable."""
     for name, members in _LATER.items():
@@ -416,5 +432,6 @@ def install_submodules() -> None:
             setattr(module, member, not_yet(f"torch.tpu.{name}.{member}", instead))
         sys.modules[module.__name__] = module
         globals()[name] = module
+    globals()["amp"] = sys.modules["torch.tpu.amp"] = _amp()
 
 

@@ -301,6 +301,34 @@ def test_random_numbers_are_what_they_say():
     assert abs((kept != 0).float().mean().item() - 0.75) < 0.02
 
 
+def test_a_data_loader_that_pins_memory():
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2, pin_memory=True)
+    assert [batch.to("tpu", non_blocking=True).sum().item() for (batch,) in loader] == [1, 5, 9]
+    assert not torch.ones(1).is_pinned()
+
+
+def test_transformers_trainer_finds_the_device(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    data = [{"input_ids": torch.arange(8) + i, "labels": i % 2} for i in range(8)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    assert trainer.args.device.type == "tpu"
+    assert trainer.train().training_loss > 0
+    assert model.device.type == "tpu"
+
+
 # ---- what is refused
 
 

@@ -1,0 +1,67 @@
+"""Other packages that pick a device by name lists instead of `torch.accelerator`.
+
+Each is adjusted right after its own import, if it is imported at all.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs `action(module)` right after the module `name` has been imported, once."""
+
+    def __init__(self, name: str, action: Callable[[Any], None]) -> None:
+        self.name, self.action = name, action
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            self.action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def after_import(name: str, action: Callable[[Any], None]) -> None:
+    """Run `action(module)` now if `name` is imported, else right after it is."""
+    if name in sys.modules:
+        action(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+def _accelerate_state(module: Any) -> None:
+    """accelerate's default device: a tpu where it would have said cpu."""
+    import torch
+
+    theirs = module.PartialState.default_device
+
+    def default_device(self: Any) -> torch.device:
+        found: torch.device = theirs.fget(self)
+        current = torch.accelerator.current_accelerator()
+        ours = found.type == "cpu" and current is not None and current.type == "tpu"
+        return torch.device("tpu", 0) if ours else found
+
+    module.PartialState.default_device = property(default_device, doc=theirs.__doc__)
+
+
+def install() -> None:
+    """Arrange for the packages that need it."""
+    after_import("accelerate.state", _accelerate_state)
