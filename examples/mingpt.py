@@ -12,8 +12,6 @@ import click
 import torch
 from torch import nn
 
-VOCABULARY, LENGTH = 128, 64  # ASCII
-
 
 class Block(nn.Module):
     """Causal self-attention and a perceptron, each behind a layer norm and beside a shortcut."""
@@ -35,11 +33,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Token ids [N, T] to logits of the next token [N, T, vocabulary]; embedding and head tied."""
 
-    def __init__(self, width: int = 96, heads: int = 4, depth: int = 3):
+    def __init__(self, vocabulary=128, length=64, width=96, heads=4, depth=3):
         super().__init__()
-        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         nn.init.normal_(self.token.weight, std=0.02)
         self.head.weight = self.token.weight
 
@@ -66,7 +64,7 @@ def main(steps: int, compiled: bool) -> None:
     text = torch.tensor(list(Path(__file__).read_bytes()), device="tpu").clamp(max=127)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     for step in range(steps):
-        ids = torch.stack([text[i : i + LENGTH + 1] for i in torch.randint(2000, (16,)).tolist()])
+        ids = torch.stack([text[i : i + 65] for i in torch.randint(2000, (16,)).tolist()])
         loss = nn.functional.cross_entropy(run(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

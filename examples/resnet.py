@@ -1,8 +1,4 @@
-"""ResNet: a few training steps on `tpu`, then a LiteRT file from the same definition.
-
-python examples/resnet.py --steps 10 --compile
-tpu-convert examples/resnet.py:model --input 1x3x32x32
-"""
+"""ResNet: trains on `tpu`, then `tpu-convert examples/resnet.py:model --input 1x3x32x32`."""
 
 import subprocess
 import sys
