@@ -218,6 +218,8 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
         if _is_random(node):
             extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
             draws += 1
+        if name := _wants_layout(node):
+            extra["contiguous"] = _fake_argument(node, name).is_contiguous()
         try:
             environment[node] = _call(node, args, kwargs, extra)
         except Unsupported as e:
@@ -225,6 +227,20 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
             source = " ".join(line.strip() for line in where) or "?"
             reason = plan.explain(node.target, tuple(args), kwargs, str(e))
             raise LoweringError(f"{reason}\n  node    {node.name}: {source}") from e
+
+
+def _wants_layout(node: Node) -> str:
+    from cloud_backend.ops import TABLE
+
+    entry = TABLE.get(node.target)
+    return entry.traits["contiguous"] if entry is not None else ""
+
+
+def _fake_argument(node: Node, name: str) -> Any:
+    target: Any = node.target
+    position = [a.name for a in target._schema.arguments].index(name)
+    given = node.args[position] if position < len(node.args) else node.kwargs[name]
+    return given.meta["val"]  # type: ignore[union-attr]
 
 
 def _call(node: Node, args: Any, kwargs: Any, extra: dict[str, Any]) -> Any:

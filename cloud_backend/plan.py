@@ -194,9 +194,12 @@ class Kernel:
             _check_overlap(self._written(args, kwargs))
         try:
             metas = self._metas(args, kwargs)
+            extra: dict[str, Any] = {}
+            if name := self.entry.traits["contiguous"]:
+                extra["contiguous"] = self.argument(name, args, kwargs).is_contiguous()
             if metas is None:
-                metas = self._evaluate(self._trace(key, count, None), arrays)
-            run = self._trace(key, count, metas)
+                metas = self._evaluate(self._trace(key, count, None, extra), arrays)
+            run = self._trace(key, count, metas, extra)
             compiled = runtime.start().jit(run)
             compiled.eval_shape(*arrays)
         except Unsupported as e:
@@ -227,7 +230,8 @@ class Kernel:
         if isinstance(results, Tensor):
             return [_meta_of(results)], None
         leaves, tree = pytree.tree_flatten(results, is_leaf=lambda x: x is None)
-        return [None if x is None else _meta_of(x) for x in leaves], tree
+        # Numbers among the results (`max_q` of attention) are known here and stand for themselves.
+        return [_meta_of(x) if isinstance(x, Tensor) else x for x in leaves], tree
 
     def _evaluate(self, run: Any, arrays: list[Any]) -> tuple[list[Meta | None], Any]:
         """Metadata by abstract evaluation of the lowering: contiguous results."""
@@ -238,7 +242,7 @@ class Kernel:
         metas = [None if x is None else _meta_of_shape(x) for x in leaves]
         return metas, None if len(self.op._schema.returns) == 1 and len(metas) == 1 else tree
 
-    def _trace(self, key: Any, count: int, metas: Any) -> Callable[..., Any]:
+    def _trace(self, key: Any, count: int, metas: Any, extra: Any) -> Callable[..., Any]:
         entry, names = self.entry, [a.name for a in self.op._schema.arguments]
         leaves, tree = metas if metas is not None else ([], None)
 
@@ -253,7 +257,7 @@ class Kernel:
             bound = entry.bind((), values)
             if self.random:
                 bound["key"] = rng.key(next(stream))
-            results = entry.function(**bound)
+            results = entry.function(**bound, **extra)
             if metas is None:
                 return results[: self.fresh_count] if self.writes else results
             if self.writes:
@@ -273,7 +277,7 @@ class Kernel:
         return run
 
     def _laid_out(self, value: Any, m: Meta | None) -> Any:
-        if m is None or value is None:
+        if not isinstance(m, tensor.Meta) or value is None:
             return None
         value = runtime.start().numpy.asarray(value)
         if value.shape != m.size or value.dtype != to_jax(m.dtype):
@@ -326,7 +330,8 @@ def host_array(a: Tensor) -> np.ndarray:
 
 def _rebuild(plan: Plan, results: Any) -> Any:
     made = [
-        None if m is None else tensor.wrap(r, m) for r, m in zip(results, plan.fresh, strict=True)
+        tensor.wrap(r, m) if isinstance(m, tensor.Meta) else m
+        for r, m in zip(results, plan.fresh, strict=True)
     ]
     return pytree.tree_unflatten(made, plan.tree)
 

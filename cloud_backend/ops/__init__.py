@@ -13,14 +13,16 @@ Traits:
     host: the result's shape depends on values; called with concrete arrays, outside jit. A function
         of the call's (args, kwargs) says so call by call. Either a
         bool, or a function of (args, kwargs) of the call that says so.
+    contiguous: name of a tensor argument; the function is told by `contiguous` whether that tensor
+        is so in PyTorch, for the few operators whose results depend on it.
 """
 
 from torch_tpu_unified.core.optable import OpTable
 
 TABLE = OpTable(
     "tpu",
-    traits={"random": False, "static": (), "dynamic": (), "host": False},
-    supplied={"random": "key"},
+    traits={"random": False, "static": (), "dynamic": (), "host": False, "contiguous": ""},
+    supplied={"random": "key", "contiguous": "contiguous"},
 )
 lowers = TABLE.lowers
 

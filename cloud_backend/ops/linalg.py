@@ -226,21 +226,27 @@ def linalg_inv_ex(A, check_errors=False):
     return lu_solve(packed, pivots, eye), info
 
 
+def _factor_for_backward(A, contiguous):
+    """Factors of A, or of its transpose where PyTorch's gradient formulas expect those."""
+    flipped = contiguous and not is_complex(A.dtype)
+    return lu_factor(transposed(A) if flipped else A)
+
+
 def _pivot_sign(pivots):
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), axis=-1)
     return 1 - 2 * (swaps % 2)
 
 
-@lowers(aten._linalg_det.default)
-def linalg_det(A):
-    packed, pivots, _ = lu_factor(A)
+@lowers(aten._linalg_det.default, contiguous="A")
+def linalg_det(A, *, contiguous):
+    packed, pivots, _ = _factor_for_backward(A, contiguous)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     return jnp.prod(diagonal, -1) * _pivot_sign(pivots).astype(A.dtype), packed, pivots
 
 
-@lowers(aten._linalg_slogdet.default)
-def linalg_slogdet(A):
-    packed, pivots, _ = lu_factor(A)
+@lowers(aten._linalg_slogdet.default, contiguous="A")
+def linalg_slogdet(A, *, contiguous):
+    packed, pivots, _ = _factor_for_backward(A, contiguous)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _pivot_sign(pivots).astype(A.dtype)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), packed, pivots
@@ -349,11 +355,18 @@ def linalg_matrix_exp(x):
 # ---- least squares
 
 
-@lowers(aten.linalg_lstsq.default)
+def _rank_decides(args, kwargs):
+    """Whether a residual exists depends on the rank: for one matrix, by the SVD drivers."""
+    x = args[0] if args else kwargs["self"]
+    driver = args[3] if len(args) > 3 else kwargs.get("driver")
+    return driver in ("gelsd", "gelss") and x.ndim == 2 and x.shape[0] > x.shape[1]
+
+
+@lowers(aten.linalg_lstsq.default, host=_rank_decides)
 def linalg_lstsq(x, b, rcond=None, driver=None):
     """By SVD. Ranks and singular values are given for the drivers that give them in PyTorch."""
     m, n = x.shape[-2:]
-    vector = b.ndim == x.ndim - 1
+    vector = b.ndim == 1 or (x.ndim - 1 == b.ndim and b.shape == x.shape[:-1])
     right = b[..., None] if vector else b
     u, s, vh = linalg_svd(x)
     if rcond is None:
@@ -362,7 +375,8 @@ def linalg_lstsq(x, b, rcond=None, driver=None):
     inverse = jnp.where(keep, 1 / jnp.where(keep, s, 1), 0).astype(x.dtype)
     solution = product(adjoint(vh), inverse[..., None] * product(adjoint(u), right))
     residuals = jnp.zeros(0, real_dtype(x))
-    if driver == "gels" and m > n:
+    exists = driver not in (None, "gelsy") and m > n
+    if exists and (driver == "gels" or x.ndim > 2 or int(jnp.sum(keep)) == n):
         difference = product(x, solution) - right
         residuals = jnp.sum(jnp.square(jnp.abs(difference)), axis=-2)
     rank = jnp.zeros(0, INT64)
