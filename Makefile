@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	$(call say,installing torch-tpu-unified and the tested versions of what it needs (a few minutes))
 	@$(RUN) -m pip install --disable-pip-version-check --progress-bar on \
 		--constraint constraints.txt --editable '.[dev]' \
-		| sed -u -n -e '/^Collecting/s/^/    /p' -e '/^Downloading/s/^/    /p' -e '/^Success/s/^.*$$/    installed/p'; \
+		| sed -u -n -e '/^Collecting/s/^/    /p' -e '/^Downloading/s/^/    /p' -e '/^Successfully installed/s/^.*$$/    installed/p'; \
 		exit $${PIPESTATUS[0]}
 	@touch $@
 
