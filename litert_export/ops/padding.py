@@ -1,8 +1,8 @@
 """Padding in every mode, and the rearrangements between channels and space.
 
 Constant padding is PAD or PADV2, reflection is MIRROR_PAD, the other modes are a GATHER with
-constant positions per dimension. LiteRT's DEPTH_TO_SPACE wants channels as (block, block, C), PyTorch has
-(C, block, block), so a constant permutation of channels stands beside it.
+constant positions per dimension. LiteRT's DEPTH_TO_SPACE wants channels as (block, block, C),
+PyTorch has (C, block, block), so a constant permutation of channels stands beside it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,6 @@ def pad_(g: Graph, x: Value, pad: Sequence[int], mode: str, value: float | None)
     return _spread(g, x, pad, mode)
 
 
-@lowers(aten._pad_circular.default)
-def pad_circular(g: Graph, x: Value, pad: Sequence[int]) -> Value:
-    return _spread(g, x, pad, "circular")
-
-
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(g: Graph, x: Value, padding: Sequence[int]) -> Value:
     return _spread(g, x, padding, "reflect")
@@ -128,7 +123,7 @@ def pixel_unshuffle(g: Graph, x: Value, downscale_factor: int) -> Value:
     return g.reshape(g.transpose(x, (0, 3, 1, 2)), shape)
 
 
-@lowers(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@lowers(aten.channel_shuffle.default)
 def channel_shuffle(g: Graph, x: Value, groups: int) -> Value:
     order = np.arange(x.shape[1]).reshape(groups, -1).T.ravel()
     return take(g, x, i32(g, order), 1)

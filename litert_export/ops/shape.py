@@ -34,8 +34,7 @@ _UNPACK_TYPES = ("float32", "float16", "int8", "uint8", "int16", "int32", "bool"
 _FEW = 4
 
 
-@lowers(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
-@lowers(aten.lift_fresh_copy.default, aten.clone.default, aten.contiguous.default)
+@lowers(aten.alias.default, aten.detach.default, aten.clone.default)
 def same(g: Graph, x: Value) -> Value:
     return x
 
@@ -52,21 +51,6 @@ def copy(g: Graph, x: Value, src: Value) -> Value:
 
 @lowers(aten.view.default, aten._unsafe_view.default, aten.view_copy.default)
 def view(g: Graph, x: Value, size: Sequence[int]) -> Value:
-    return g.reshape(x, g.result[0].shape)
-
-
-@lowers(aten.reshape.default)
-def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
-    return g.reshape(x, g.result[0].shape)
-
-
-@lowers(aten.flatten.using_ints)
-def flatten(g: Graph, x: Value, start_dim: int, end_dim: int) -> Value:
-    return g.reshape(x, g.result[0].shape)
-
-
-@lowers(aten.unflatten.int)
-def unflatten(g: Graph, x: Value, dim: int, sizes: Sequence[int]) -> Value:
     return g.reshape(x, g.result[0].shape)
 
 
@@ -127,13 +111,6 @@ def slice_(g: Graph, x: Value, dim: int, start: int | None, end: int | None, ste
     return slice_dim(g, x, dim, *_bounds(start, end, x.shape[dim]), step)
 
 
-@lowers(aten.narrow.default)
-def narrow(g: Graph, x: Value, dim: int, start: int, length: int) -> Value:
-    dim = axis(dim, x.rank)
-    start = start + x.shape[dim] if start < 0 else start
-    return slice_dim(g, x, dim, start, start + length)
-
-
 @lowers(aten.select.int)
 def select(g: Graph, x: Value, dim: int, index: int) -> Value:
     dim = axis(dim, x.rank)
@@ -163,17 +140,6 @@ def split(g: Graph, x: Value, split_size: int, dim: int) -> tuple[Value, ...]:
 @lowers(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(g: Graph, x: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     return _split(g, x, list(split_sizes), axis(dim, x.rank))
-
-
-@lowers(aten.split.sizes)
-def split_sizes(g: Graph, x: Value, split_size: Sequence[int], dim: int) -> tuple[Value, ...]:
-    return _split(g, x, list(split_size), axis(dim, x.rank))
-
-
-@lowers(aten.chunk.default, aten.unsafe_chunk.default)
-def chunk(g: Graph, x: Value, chunks: int, dim: int) -> tuple[Value, ...]:
-    dim = axis(dim, x.rank)
-    return _split(g, x, [shape[dim] for shape, _ in g.result], dim)
 
 
 @lowers(aten.unbind.int)

@@ -61,5 +61,11 @@ CASES = [
     _case("rank_3", q=(2, 3, 8), k=(2, 5, 8)),
     _case("rank_2", q=(3, 8), k=(5, 8)),
     _case("rank_5", q=(1, 2, 2, 3, 8), k=(1, 2, 2, 5, 8)),
+    OpCase(
+        "flash",
+        lambda q, k: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k)[0],
+        lambda: (torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)),
+        halves=("litert",),
+    ),
     _case("broadcast_batch", k=(1, 4, 5, 8)),
 ]

@@ -39,7 +39,19 @@ def _rows(name: str, **options: Any) -> OpCase:
     )
 
 
+def _old(name: str, op: Any) -> OpCase:
+    starts = torch.tensor(_ODD)
+    return OpCase(
+        name,
+        lambda i, w: op(w, i, starts, False, 1)[0],
+        lambda: (torch.randint(0, 7, (9,)), torch.randn(7, 4)),
+    )
+
+
 CASES = [
+    _old("bag", torch.ops.aten._embedding_bag),
+    _old("bag_forward_only", torch.ops.aten._embedding_bag_forward_only),
+    _old("bag_plain", torch.ops.aten.embedding_bag),
     *(_rows(f"rows_{mode}", mode=mode) for mode in ("sum", "mean", "max")),
     _rows("rows_padding", mode="mean", padding_idx=2),
     *(_case(f"even_{mode}", _EVEN, mode=mode) for mode in ("sum", "mean", "max")),

@@ -109,6 +109,14 @@ _WRITES = [
         "index_copy_computed", lambda x, i, s: x.index_copy(0, i, s), _x(4, 2), _i(4, 2), _x(2, 2)
     ),
     _case("index_add", lambda x, i, s: x.index_add(1, i, s, alpha=2), _x(2, 4), _i(4, 5), _x(2, 5)),
+    _case(
+        "scatter_reduce_add",
+        lambda x, i, s: x.scatter(0, i, s, reduce="add"),
+        _x(3),
+        _i(3, 7),
+        _x(7),
+    ),
+    _case("index_fill_tensor", lambda x, i, v: x.index_fill(0, i, v), _x(4, 2), _i(4, 2), _x()),
     _case("index_fill", lambda x, i: x.index_fill(-1, i, 3.0), _x(2, 4), _i(4, 2)),
     _case("put", _put(_I), _x(4, 2), _x(3, 2)),
     _case("put_scalar", _put(_I), _x(4, 2), _x()),

@@ -59,6 +59,7 @@ CASES = [
     _case("addr", lambda *t: torch.addr(*t, alpha=3), (2, 3), (2,), (3,)),
     _case("mv", torch.mv, (2, 3), (3,)),
     _case("dot", torch.dot, (5,), (5,)),
+    _case("vdot", torch.vdot, (5,), (5,)),
     _case("outer", torch.outer, (2,), (3,)),
     _case("einsum", lambda a, b: torch.einsum("bij,bjk->bik", a, b), (2, 3, 4), (2, 4, 5)),
     _case(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from tests.op_cases.case import OpCase
 
+_aten = torch.ops.aten
 _SHAPES = {
     "view": (lambda x: x.view(3, -1), (2, 3, 5)),
     "view_scalar": (lambda x: x.view(()), (1, 1)),
@@ -94,6 +95,19 @@ _SHAPES = {
     "pixel_shuffle_one": (lambda x: F.pixel_shuffle(x, 3), (1, 9, 2, 4)),
     "pixel_shuffle_batch": (lambda x: F.pixel_shuffle(x, 2), (8, 3, 2)),
     "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (2, 3, 4, 6)),
+    "reflection_pad1d": (lambda x: _aten.reflection_pad1d(x, [1, 2]), (2, 5)),
+    "reflection_pad2d": (lambda x: _aten.reflection_pad2d(x, [1, 2, 0, 1]), (2, 3, 5)),
+    "reflection_pad3d": (lambda x: _aten.reflection_pad3d(x, [1] * 6), (1, 2, 3, 4)),
+    "replication_pad1d": (lambda x: _aten.replication_pad1d(x, [1, 2]), (2, 5)),
+    "replication_pad2d": (lambda x: _aten.replication_pad2d(x, [1, 2, 0, 1]), (2, 3, 5)),
+    "replication_pad3d": (lambda x: _aten.replication_pad3d(x, [1] * 6), (1, 2, 3, 4)),
+    "constant_pad_nd": (lambda x: _aten.constant_pad_nd(x, [1, -1, 0, 2], 3), (2, 3, 5)),
+    "alias": (lambda x: _aten.alias(_aten.detach(x)), (2, 3)),
+    "view_copy": (lambda x: _aten.view_copy(x, [3, 2]), (2, 3)),
+    "unsafe_split_sizes": (lambda x: _aten.unsafe_split_with_sizes(x, [1, 2], 1), (2, 3)),
+    "unsafe_split": (lambda x: _aten.unsafe_split(x, 2, 1), (2, 5)),
+    "as_strided_copy": (lambda x: _aten.as_strided_copy(x, [2, 2], [1, 3]), (6,)),
+    "diagonal_copy": (lambda x: _aten.diagonal_copy(x, 1), (3, 4)),
     "channel_shuffle": (lambda x: F.channel_shuffle(x, 3), (2, 6, 2, 4)),
 }
 
