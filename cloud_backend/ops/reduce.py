@@ -291,7 +291,7 @@ def linalg_vector_norm(x, ord, dim, keepdim, *, dtype):
     return vector_norm(x, ord, dim, keepdim, dtype)
 
 
-@lowers(aten.norm.Scalar, aten.native_norm.default, static=("p",))
+@lowers(aten.norm.Scalar, static=("p",))
 def norm_all(x, p):
     return vector_norm(x, p, None, False, None)
 
@@ -306,11 +306,7 @@ def norm_dim(x, p, dim, keepdim):
     return vector_norm(x, 2 if p is None else p, dim, keepdim, None)
 
 
-@lowers(
-    aten.norm.ScalarOpt_dim_dtype,
-    aten.native_norm.ScalarOpt_dim_dtype,
-    static=("p",),
-)
+@lowers(aten.norm.ScalarOpt_dim_dtype, static=("p",))
 def norm_dim_dtype(x, p, dim, keepdim, dtype):
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
 

@@ -296,19 +296,6 @@ def native_dropout_backward(grad_output, mask, scale):
     return cast(wide * mask * np.asarray(scale, wide.dtype), dtype)
 
 
-@lowers(aten._fused_dropout.default, random=True)
-def fused_dropout(x, p, *, key):
-    mask = jax.random.uniform(key, x.shape, np.float32) < p
-    wide = cast(x, compute_dtype(x.dtype))
-    return cast(wide * mask / np.asarray(p, wide.dtype), x.dtype), mask.astype(np.uint8)
-
-
-@lowers(aten._masked_scale.default)
-def masked_scale(x, mask, scale):
-    wide = cast(x, compute_dtype(x.dtype))
-    return cast(wide * cast(mask, wide.dtype) * np.asarray(scale, wide.dtype), x.dtype)
-
-
 @lowers(aten.rrelu_with_noise_functional.default, random=True, static=("lower", "upper"))
 def rrelu_with_noise(x, noise, lower, upper, training, *, key):
     """The result and the slopes used (1 for positive elements)."""

@@ -100,5 +100,6 @@ def _assert_tensor(a: Any, b: Any, r: Any, tol: float | None, label: str) -> Non
     over = ~((a - r).abs() <= bound)
     assert not over.any(), (
         f"{label}: {int(over.sum())} of {over.numel()} off, such as "
-        f"{a[over][:3].tolist()} instead of {r[over][:3].tolist()} (bound {bound[over][:3].tolist()})"
+        f"{a[over][:3].tolist()} instead of {r[over][:3].tolist()} "
+        f"(allowed {bound[over][:3].tolist()})"
     )

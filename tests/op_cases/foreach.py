@@ -110,6 +110,11 @@ CASES = [
         lambda x, y: torch._foreach_lerp(x, y, [0.1, 0.9, 0.5]),
         lambda: (_list(), _list()),
     ),
+    _case(
+        "mm",
+        lambda x, y: torch.ops.aten._foreach_mm(x, y),
+        lambda: ([torch.randn(2, 3), torch.randn(4, 2)], [torch.randn(3, 4), torch.randn(2, 2)]),
+    ),
     _case("norm", lambda x: torch._foreach_norm(x), lambda: (_list(),)),
     _case("norm_1", lambda x: torch._foreach_norm(x, 1), lambda: (_list(),)),
     _case("norm_inf", lambda x: torch._foreach_norm(x, float("inf")), lambda: (_list(),)),

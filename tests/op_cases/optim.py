@@ -21,7 +21,9 @@ def _steps(n: float) -> list[torch.Tensor]:
     return [torch.tensor(n), torch.tensor(n)]
 
 
-def _adam(name: str, op: Callable[..., Any], scaled: bool = False, **changed: Any) -> OpCase:
+def _adam(
+    name: str, op: Callable[..., Any], scaled: bool = False, tensor_lr: bool = False, **changed: Any
+) -> OpCase:
     numbers = {
         "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8,
         "amsgrad": False, "maximize": False, **changed,
@@ -30,7 +32,8 @@ def _adam(name: str, op: Callable[..., Any], scaled: bool = False, **changed: An
     def run(p: Any, g: Any, m: Any, v: Any, top: Any, n: Any, *scaling: Any) -> Any:
         extra = dict(zip(("grad_scale", "found_inf"), scaling, strict=False))
         top = top if numbers["amsgrad"] else []
-        return op(p, g, m, v, top, n, lr=0.01, **numbers, **extra)
+        rate = torch.tensor(0.01) if tensor_lr else 0.01
+        return op(p, g, m, v, top, n, lr=rate, **numbers, **extra)
 
     def args() -> tuple[Any, ...]:
         lists = (_list(), _list(), _list(0.1), _list(0.1, True), _list(0.1, True), _steps(3.0))
@@ -39,15 +42,16 @@ def _adam(name: str, op: Callable[..., Any], scaled: bool = False, **changed: An
     return OpCase(name, run, args, halves=_CLOUD)
 
 
-def _sgd(name: str, **changed: Any) -> OpCase:
+def _sgd(name: str, tensor_lr: bool = False, **changed: Any) -> OpCase:
     numbers = {
-        "weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.2, "nesterov": False,
+        "weight_decay": 0.1, "momentum": 0.9, "dampening": 0.2, "nesterov": False,
         "maximize": False, "is_first_step": False, **changed,
     }  # fmt: skip
 
     def run(p: Any, g: Any, b: Any) -> Any:
         buffers = b if numbers["momentum"] else []
-        return torch.ops.aten._fused_sgd(p, g, buffers, **numbers)
+        rate = torch.tensor(0.1) if tensor_lr else 0.1
+        return torch.ops.aten._fused_sgd(p, g, buffers, lr=rate, **numbers)
 
     return OpCase(name, run, lambda: (_list(), _list(), _list()), halves=_CLOUD)
 
@@ -56,6 +60,11 @@ def _adagrad(p: Any, g: Any, s: Any, n: Any) -> Any:
     return torch.ops.aten._fused_adagrad(
         p, g, s, n, lr=0.1, lr_decay=0.01, weight_decay=0.1, eps=1e-10, maximize=False
     )
+
+
+def _adagrad_tensor_lr(p: Any, g: Any, s: Any, n: Any) -> Any:
+    numbers = {"lr_decay": 0.01, "weight_decay": 0.1, "eps": 1e-10, "maximize": False}
+    return torch.ops.aten._fused_adagrad.tensor_lr(p, g, s, n, lr=torch.tensor(0.1), **numbers)
 
 
 def _training(name: str, make: Callable[[Any], Any]) -> OpCase:
@@ -103,12 +112,21 @@ CASES = [
     _adam("adam_scaled", _fused_adam, scaled=True),
     _adam("adamw", _fused_adamw),
     _adam("adamw_amsgrad", _fused_adamw, amsgrad=True, weight_decay=0.0),
+    _adam("adam_tensor_lr", _fused_adam.tensor_lr, tensor_lr=True),
+    _adam("adamw_tensor_lr", _fused_adamw.tensor_lr, tensor_lr=True),
     _sgd("sgd"),
+    _sgd("sgd_tensor_lr", tensor_lr=True),
     _sgd("sgd_first", is_first_step=True),
     _sgd("sgd_nesterov", nesterov=True, dampening=0.0),
     _sgd("sgd_plain", momentum=0.0, dampening=0.0, maximize=True),
     OpCase(
         "adagrad", _adagrad, lambda: (_list(), _list(), _list(1, True), _steps(2.0)), halves=_CLOUD
+    ),
+    OpCase(
+        "adagrad_tensor_lr",
+        _adagrad_tensor_lr,
+        lambda: (_list(), _list(), _list(1, True), _steps(2.0)),
+        halves=_CLOUD,
     ),
     _update_scale(0.0, 0),
     _update_scale(0.0, 2),
