@@ -1,4 +1,4 @@
-"""`torch.autocast("tpu", ...)`: which operators run in the lower precision, as PyTorch's CUDA lists.
+"""`torch.autocast("tpu", ...)`: which operators run in the lower precision, as on CUDA.
 
 Each listed operator gets a kernel at the autocast key that casts its floating tensors and calls the
 operator again below that key; all others fall through.
@@ -117,7 +117,8 @@ def _widest(op: OpOverload) -> Callable[..., Any]:
 def _banned(op: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            f"{op._schema.name.partition('::')[2]} is unsafe to autocast: its input may underflow. Use "
+            f"{op._schema.name.partition('::')[2]} is unsafe to autocast: its input may underflow. "
+            "Use "
             "binary_cross_entropy_with_logits (BCEWithLogitsLoss), or disable autocast around it."
         )
 
@@ -126,9 +127,9 @@ def _banned(op: OpOverload) -> Callable[..., Any]:
 
 def install() -> None:
     """Register the fallthrough and the listed operators."""
-    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # noqa: TOR901
+    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel)
-    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")  # noqa: TOR901
+    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     _libraries.extend((everything, aten))
     for names, make in (
         (_LOWER, _lower),

@@ -52,7 +52,9 @@ def tpu_backend(
     if mode not in MODES:
         raise InputError(f"mode={mode!r} is not one of {', '.join(map(str, MODES))}")
     if options:
-        raise InputError(f"the tpu backend has no option {next(iter(options))!r}; leave options out")
+        raise InputError(
+            f"the tpu backend has no option {next(iter(options))!r}; leave options out"
+        )
     dispatch.boot()
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
@@ -258,7 +260,8 @@ def _python(node: Node, args: Any, kwargs: Any) -> Any:
     if function is operator.getitem or isinstance(node.meta.get("val"), _SYMBOLIC):
         return function(*args, **kwargs)
     raise LoweringError(
-        f"tpu: cannot compile a call of {function} (node {node.name}); higher-order operators are not "
+        f"tpu: cannot compile a call of {function} (node {node.name}); higher-order operators "
+        "are not "
         "supported in compiled graphs yet"
     )
 

@@ -86,7 +86,8 @@ def _methods_of_tensor() -> None:
     pin, pinned = torch.Tensor.pin_memory, torch.Tensor.is_pinned
 
     def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        # There is no pinned memory here (XLA stages transfers itself), so host tensors stay as they are.
+        # There is no pinned memory here (XLA stages transfers itself), so host tensors stay as they
+        # are.
         return pin(self) if torch.cuda.is_available() else self
 
     def is_pinned(self: torch.Tensor, device: Any = None) -> bool:

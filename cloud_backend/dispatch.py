@@ -2,8 +2,8 @@
 
 Importing the package registers only a fallback; the first operator that reaches it starts jax and
 registers a kernel for each entry of the table and for its in-place and `out=` forms (structured
-operators would otherwise arrive as their `out=` form). What still reaches the fallback later is derived,
-decomposed, run on the host if the user asked for that, or refused.
+operators would otherwise arrive as their `out=` form). What still reaches the fallback later is
+derived, decomposed, run on the host if the user asked for that, or refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _booted = False
 _running: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("running", default=())
 # Overloads that write running statistics without saying so in their schema.
 _HIDDEN_WRITES = {
-    "aten::native_batch_norm": ("aten::_native_batch_norm_legit_functional", ("running_mean", "running_var")),
+    "aten::native_batch_norm": (
+        "aten::_native_batch_norm_legit_functional",
+        ("running_mean", "running_var"),
+    ),
 }
 
 
@@ -45,12 +48,12 @@ def hide_from_dynamo(*functions: Any) -> None:
 
 def register_fallback() -> None:
     """Register the fallback of the device; the rest follows on the first call."""
-    library = torch.library.Library("_", "IMPL", "PrivateUse1")  # noqa: TOR901
+    library = torch.library.Library("_", "IMPL", "PrivateUse1")
     library.fallback(fallback)
     hide_from_dynamo(fallback, _call_out, plan.Kernel.__call__)
     _libraries.append(library)
     # `module.to("tpu")` then moves parameters in place, as for CUDA: ties and optimisers keep them.
-    moving = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    moving = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         moving.m.impl("_has_compatible_shallow_copy_type", key, _may_become, False)
     _libraries.append(moving)
@@ -71,7 +74,7 @@ def boot() -> None:
     runtime.start()
     table = ops.load()
     _booted = True
-    library = torch.library.Library("aten", "IMPL", "PrivateUse1")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     _libraries.append(library)
     hide_from_dynamo(*kernels.KERNELS.values())
     for op, function in kernels.KERNELS.items():
@@ -116,9 +119,9 @@ def _derived_forms(op: OpOverload) -> list[OpOverload]:
             continue
         for overload in p.overloads():
             other = getattr(p, overload)
-            if other is not op and schema.written_arguments(other):
-                if schema.functional_form(other) is op:
-                    found.append(other)
+            writes = other is not op and schema.written_arguments(other)
+            if writes and schema.functional_form(other) is op:
+                found.append(other)
     return found
 
 
@@ -144,7 +147,8 @@ def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any
 def _fill(target: torch.Tensor, result: torch.Tensor) -> None:
     if not torch.can_cast(result.dtype, target.dtype):
         raise RuntimeError(
-            f"result type {_type_name(result)} can't be cast to the desired output type {_type_name(target)}"
+            f"result type {_type_name(result)} can't be cast to the desired output type "
+            f"{_type_name(target)}"
         )
     if target.shape != result.shape:
         target.resize_(result.shape)
@@ -188,7 +192,9 @@ def _resolve(op: OpOverload) -> Callable[..., Any]:
     return functools.partial(_on_host, op)
 
 
-def _call_inplace(functional: OpOverload, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _call_inplace(
+    functional: OpOverload, self: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     return self.copy_(functional(self, *args, **kwargs))
 
 
@@ -196,7 +202,9 @@ def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table
 
     found = decomposition_table.get(op)
-    if found is None and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if found is None and op.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
         found = op.decompose
     return found
 
@@ -233,7 +241,9 @@ def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if flags.FALLBACK.value != "warn":
         near = difflib.get_close_matches(str(op), [str(o) for o in TABLE], n=1)
         hint = f"; the closest operator with a lowering is {near[0]}" if near else ""
-        raise LoweringError(plan.explain(op, args, kwargs, f"no lowering and no decomposition{hint}"))
+        raise LoweringError(
+            plan.explain(op, args, kwargs, f"no lowering and no decomposition{hint}")
+        )
     name = str(op)
     if name not in plan.Counters.fallbacks:
         log.warning("tpu: %s runs on the CPU (TTU_FALLBACK=warn)", name)
@@ -261,4 +271,6 @@ def _run_on_host(op: OpOverload, args: Any, kwargs: Any) -> Any:
         back = {id(here): there for there, here in moved}
     else:
         back = {}
-    return pytree.tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else t.to("tpu"), result)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: back[id(t)] if id(t) in back else t.to("tpu"), result
+    )

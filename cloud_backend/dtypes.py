@@ -1,7 +1,7 @@
 """torch dtypes <-> NumPy/JAX dtypes, and the 64-bit policy.
 
-JAX runs with `jax_enable_x64`, set when the device starts: PyTorch programs index with int64 and may
-compute in float64, and both must mean what they say.
+JAX runs with `jax_enable_x64`, set when the device starts: PyTorch programs index with int64 and
+may compute in float64, and both must mean what they say.
 """
 
 from __future__ import annotations

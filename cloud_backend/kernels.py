@@ -66,7 +66,9 @@ def empty(
     _check_layout(layout)
     size = tuple(size)
     if any(n < 0 for n in size):
-        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+        raise RuntimeError(
+            f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
+        )
     return tensor.empty(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
 
 
@@ -86,7 +88,9 @@ def empty_strided(
 
 def _check_layout(layout: Any) -> None:
     if layout not in (None, torch.strided):
-        raise NotImplementedError(f"the tpu device has no layout {layout} yet; use a strided tensor")
+        raise NotImplementedError(
+            f"the tpu device has no layout {layout} yet; use a strided tensor"
+        )
 
 
 # ---- storage
@@ -99,7 +103,9 @@ def set_storage(self: Tensor, source: torch.UntypedStorage) -> Tensor:
 
 
 @kernel(aten.set_.source_Storage_storage_offset)
-def set_storage_view(self: Tensor, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> Tensor:
+def set_storage_view(
+    self: Tensor, source: Any, storage_offset: int, size: Any, stride: Any = ()
+) -> Tensor:
     size = tuple(size)
     stride = tuple(stride) or views.contiguous_stride(size)
     needed = (storage_offset + views.extent(size, stride)) * self.element_size()
@@ -117,7 +123,8 @@ def set_nothing(self: Tensor) -> Tensor:
 
 def _grow(storage: Any, nbytes: int) -> None:
     raise RuntimeError(
-        f"Trying to use {nbytes} bytes of a tpu storage of {storage.nbytes()} bytes; storages on this "
+        f"Trying to use {nbytes} bytes of a tpu storage of {storage.nbytes()} bytes; "
+        "storages on this "
         "device cannot grow in place"
     )
 
@@ -163,7 +170,8 @@ def equal(self: Tensor, other: Tensor) -> bool:
     plan.Counters.host_syncs += 1
     if self.dtype != other.dtype:
         raise RuntimeError(
-            f"Expected object of data type {self.dtype} but got data type {other.dtype} for argument "
+            f"Expected object of data type {self.dtype} but got data type {other.dtype} for "
+            "argument "
             "'other' in call to equal"
         )
     if self.shape != other.shape:
@@ -247,7 +255,9 @@ def to_copy(
             return clone(self, memory_format=memory_format)
         return table_kernel(aten._to_copy.default)(self, dtype=dtype, memory_format=memory_format)
     like = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-    wanted = torch.empty_like(like, dtype=dtype, memory_format=memory_format or torch.preserve_format)
+    wanted = torch.empty_like(
+        like, dtype=dtype, memory_format=memory_format or torch.preserve_format
+    )
     if target.type == "cpu":
         host = to_host(self)
         if dtype is not None:
@@ -256,7 +266,9 @@ def to_copy(
             return host
         result = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype)
     else:
-        result = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=target)
+        result = torch.empty_strided(
+            wanted.shape, wanted.stride(), dtype=wanted.dtype, device=target
+        )
     return result.copy_(self if target.type != "cpu" else host)
 
 
@@ -293,5 +305,3 @@ def table_kernel(op: Any) -> plan.Kernel:
     if entry is None:
         raise NotImplementedError(f"tpu: {op} has no lowering")
     return plan.Kernel(op, entry)
-
-

@@ -1,16 +1,16 @@
 """One eager call as one XLA program, cached by what the call looks like.
 
 `Kernel` is the implementation of one ATen overload. A call is flattened into arrays (base arrays of
-storages, start positions of views, numbers that may change) and a key (sizes, strides, dtypes, the other
-arguments). A new key makes a plan: PyTorch's meta kernel says what comes out (and refuses wrong
-arguments with PyTorch's own errors), the lowering from the table is jitted between reading the views and
-writing the results. In-place and `out=` overloads use the functional lowering.
+storages, start positions of views, numbers that may change) and a key (sizes, strides, dtypes, the
+other arguments). A new key makes a plan: PyTorch's meta kernel says what comes out (and refuses
+wrong arguments with PyTorch's own errors), the lowering from the table is jitted between reading
+the views and writing the results. In-place and `out=` overloads use the functional lowering.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Counters:
 
     plans = 0
     host_syncs = 0
-    fallbacks: dict[str, int] = {}
+    fallbacks: ClassVar[dict[str, int]] = {}
 
 
 class Plan(NamedTuple):
@@ -56,8 +56,8 @@ class Kernel:
 
     Args:
         op: the overload that is registered.
-        entry: the table entry of its functional form, whose results are `op`'s fresh results followed
-            by the new values of the arguments that `op` writes.
+        entry: the table entry of its functional form, whose results are `op`'s fresh results
+            followed by the new values of the arguments that `op` writes.
         writes: names of the written arguments, where the schema does not say so.
     """
 
@@ -107,7 +107,8 @@ class Kernel:
         return ("V", view, a.dtype)
 
     def _foreign(self, a: Tensor, arrays: list[Any]) -> Any:
-        # Indices may stay on the host, and the scalars of `_foreach_addcmul.Tensor` must in PyTorch.
+        # Indices may stay on the host, and the scalars of `_foreach_addcmul.Tensor` must in
+        # PyTorch.
         host = any(part in self.op._schema.name for part in ("index", "_foreach_addc"))
         if a.device.type == "cpu" and (a.dim() == 0 or host):
             arrays.append(host_array(a))
@@ -125,7 +126,9 @@ class Kernel:
             return ("L", tuple([self._flatten(x, i, arrays) for x in a]))
         if self.is_scalar[i] and (kind is float or kind is int or kind is complex):
             p = self.parameters[i]
-            if a != (p.default if p is not None else None) and (kind is not int or -(2**63) <= a < 2**63):
+            if a != (p.default if p is not None else None) and (
+                kind is not int or -(2**63) <= a < 2**63
+            ):
                 arrays.append(a)
                 return ("S", kind)
         return ("C", kind, a)
@@ -136,13 +139,11 @@ class Kernel:
             return self._on_host(args, kwargs)
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype()]
-        i = 0
-        for a in args:
+        for i, a in enumerate(args):
             if isinstance(a, Tensor):
                 key.append(self._tensor(a, arrays))
             else:
                 key.append(self._flatten(a, i, arrays))
-            i += 1
         for name, a in kwargs.items():
             key.append((name, self._flatten(a, self.position[name], arrays)))
         if self.random:
@@ -166,7 +167,9 @@ class Kernel:
         found: list[Tensor] = []
         for name in self.writes:
             value = self.argument(name, args, kwargs)
-            found.extend(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+            found.extend(
+                value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+            )
         return found
 
     def _write_back(self, plan: Plan, results: Any, args: Any, kwargs: Any) -> Any:
@@ -282,7 +285,8 @@ class Kernel:
         value = runtime.start().numpy.asarray(value)
         if value.shape != m.size or value.dtype != to_jax(m.dtype):
             raise LoweringError(
-                f"tpu: the lowering of {self.op} gave {schema.format_value(value)} where PyTorch says "
+                f"tpu: the lowering of {self.op} gave {schema.format_value(value)} where "
+                "PyTorch says "
                 f"{schema.short_dtype(m.dtype)}{list(m.size)}; please report this"
             )
         return views.lay_out(value, m.size, m.stride)
@@ -317,7 +321,7 @@ def read_any(a: Tensor) -> Any:
 
 
 def host_array(a: Tensor) -> np.ndarray:
-    """A CPU tensor as a NumPy array that shares memory with it where possible (bfloat16 included)."""
+    """A CPU tensor as a NumPy array, sharing memory where possible (bfloat16 included)."""
     a = a.detach().resolve_conj().resolve_neg()
     dtype = to_jax(a.dtype)
     try:
@@ -401,4 +405,3 @@ def explain(op: OpOverload, args: Any, kwargs: Any, reason: str) -> str:
         f"  from    {where}\n"
         "  next    TTU_FALLBACK=warn runs such operators on the CPU, counted and named in the log"
     )
-

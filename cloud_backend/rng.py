@@ -1,7 +1,7 @@
 """Random numbers: `torch.Generator(device="tpu")` and the state behind `torch.manual_seed`.
 
-A generator is a seed and a count of draws; every random operator folds the count into the seed's key,
-so that a state can be read, set and passed into a compiled program as plain numbers.
+A generator is a seed and a count of draws; every random operator folds the count into the seed's
+key, so that a state can be read, set and passed into a compiled program as plain numbers.
 `torch.Generator` is taken over for device tpu only, since C++ can make no generator for it.
 """
 
@@ -21,7 +21,7 @@ _by_address: weakref.WeakValueDictionary[int, TpuGenerator] = weakref.WeakValueD
 
 
 class TpuGenerator(_CpuGenerator):
-    """A generator of the tpu device. State: 16 bytes, seed and draw count as little-endian uint64."""
+    """A generator of the tpu device. State: seed and draw count as little-endian uint64."""
 
     def __new__(cls, device: Any = "tpu") -> TpuGenerator:
         return super().__new__(cls, device="cpu")
@@ -46,11 +46,15 @@ class TpuGenerator(_CpuGenerator):
         return self._seed
 
     def get_state(self) -> torch.Tensor:
-        return torch.from_numpy(np.array([self._seed, self._draws], np.uint64).view(np.uint8).copy())
+        return torch.from_numpy(
+            np.array([self._seed, self._draws], np.uint64).view(np.uint8).copy()
+        )
 
     def set_state(self, state: torch.Tensor) -> TpuGenerator:
         if state.device.type != "cpu" or state.dtype != torch.uint8 or state.numel() != 16:
-            raise RuntimeError("RNG state of a tpu generator must be a CPU uint8 tensor of 16 bytes")
+            raise RuntimeError(
+                "RNG state of a tpu generator must be a CPU uint8 tensor of 16 bytes"
+            )
         seed, draws = state.contiguous().numpy().view(np.uint64)
         self._seed, self._draws = int(seed), int(draws)
         return self

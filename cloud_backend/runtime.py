@@ -33,7 +33,8 @@ def start() -> Any:
     platform = jax.devices()[0].platform
     if platform != "tpu" and not flags.QUIET.value:
         print(
-            f"torch_tpu_unified: no TPU here; device 'tpu' runs on the {platform.upper()} through XLA"
+            f"torch_tpu_unified: no TPU here; device 'tpu' runs on the {platform.upper()} "
+            "through XLA"
             " (TTU_QUIET=1 hides this line)",
             file=sys.stderr,
         )

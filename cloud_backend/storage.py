@@ -1,4 +1,4 @@
-"""`UntypedStorage` on the device: cloning, moving, resizing, which C++ cannot do without an allocator.
+"""`UntypedStorage` on the device: cloning, moving, resizing; C++ cannot without an allocator.
 
 The Python-level methods are taken over for tpu storages only.
 """

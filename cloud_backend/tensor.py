@@ -1,8 +1,8 @@
 """A torch tensor whose storage carries a jax.Array.
 
 The tensor is PyTorch's own metadata; its `UntypedStorage` has a `Buffer` attribute that all views
-share. Storage addresses come from a reserved, inaccessible mapping: they are unique, so alias checks by
-`data_ptr()` hold, and a stray read faults instead of seeing other data.
+share. Storage addresses come from a reserved, inaccessible mapping: they are unique, so alias
+checks by `data_ptr()` hold, and a stray read faults instead of seeing other data.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class _Addresses:
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        libc.mmap.argtypes = (
+            [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        )
         no_reserve = 0x4000 if hasattr(mmap, "MAP_ANONYMOUS") else 0
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
         size = 1 << 44

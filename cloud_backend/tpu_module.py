@@ -1,7 +1,8 @@
-"""The module `torch.tpu`: devices, synchronisation, streams and events, random state, memory, counters.
+"""The module `torch.tpu`: devices, synchronisation, streams, random state, memory, counters.
 
-Names follow `torch.cuda` and Google's torch_tpu; a name whose feature belongs to a later stage raises
-`NotYetAvailable`. There is one logical device in a process and one stream; XLA orders the work.
+Names follow `torch.cuda` and Google's torch_tpu; a name whose feature belongs to a later stage
+raises `NotYetAvailable`. There is one logical device in a process and one stream; XLA orders the
+work.
 """
 
 from __future__ import annotations
@@ -212,7 +213,11 @@ class Event:
         Raises:
             RuntimeError: one of them was not recorded or does not take times.
         """
-        if self._time is None or end._time is None or not (self.enable_timing and end.enable_timing):
+        if (
+            self._time is None
+            or end._time is None
+            or not (self.enable_timing and end.enable_timing)
+        ):
             raise RuntimeError("both events must be recorded, with enable_timing=True")
         return (end._time - self._time) * 1e3
 
@@ -389,18 +394,42 @@ error_on_recompile = not_yet("torch.tpu.error_on_recompile", "watch torch.tpu.co
 
 _LATER = {
     "compiler": ("custom_compiler_options",),
-    "distributed": (
-        "set_tpu_launch_env spmd_safe topology_aware_mesh window_num_stripes window_stripe_chunk_mb"
-    ).split(),
-    "ops": (
-        "align_jagged_to_multiple all_gather_dim max_pool1d max_pool1d_backward max_pool2d "
-        "max_pool2d_backward max_pool3d max_pool3d_backward optimization_barrier ragged_all_to_all "
-        "ragged_dot ragged_dot_weight_grad recv reduce_scatter_dim send sparse_dense_matmul "
-        "sparse_dense_matmul_activation_unstack sparse_dense_matmul_grad_with_adagrad "
-        "sparse_dense_matmul_grad_with_adam sparse_dense_matmul_grad_with_sgd "
-        "sparse_dense_matmul_gradient_stack sparse_gather sparse_gather_backward sparse_iota "
-        "sparse_map_row splash_sdpa strip_jagged_padding"
-    ).split(),
+    "distributed": [
+        "set_tpu_launch_env",
+        "spmd_safe",
+        "topology_aware_mesh",
+        "window_num_stripes",
+        "window_stripe_chunk_mb",
+    ],
+    "ops": [
+        "align_jagged_to_multiple",
+        "all_gather_dim",
+        "max_pool1d",
+        "max_pool1d_backward",
+        "max_pool2d",
+        "max_pool2d_backward",
+        "max_pool3d",
+        "max_pool3d_backward",
+        "optimization_barrier",
+        "ragged_all_to_all",
+        "ragged_dot",
+        "ragged_dot_weight_grad",
+        "recv",
+        "reduce_scatter_dim",
+        "send",
+        "sparse_dense_matmul",
+        "sparse_dense_matmul_activation_unstack",
+        "sparse_dense_matmul_grad_with_adagrad",
+        "sparse_dense_matmul_grad_with_adam",
+        "sparse_dense_matmul_grad_with_sgd",
+        "sparse_dense_matmul_gradient_stack",
+        "sparse_gather",
+        "sparse_gather_backward",
+        "sparse_iota",
+        "sparse_map_row",
+        "splash_sdpa",
+        "strip_jagged_padding",
+    ],
     "optimizers": ("AdamW", "Muon", "Optimizer", "Sgd", "SingleTraceTrainer"),
     "pallas": ("get_pallas_mesh", "jax_op"),
     "profiler": ("TpuProfilerConfig",),
@@ -426,12 +455,12 @@ def _amp() -> types.ModuleType:
 def install_submodules() -> None:
     """Make `torch.tpu.ops`, `torch.tpu.distributed` and the others importable."""
     for name, members in _LATER.items():
-        module = types.ModuleType(f"torch.tpu.{name}", "Part of torch.tpu whose functions come later.")
+        module = types.ModuleType(
+            f"torch.tpu.{name}", "Part of torch.tpu whose functions come later."
+        )
         for member in members:
             instead = "use the operators of torch and torch.nn.functional on tpu tensors"
             setattr(module, member, not_yet(f"torch.tpu.{name}.{member}", instead))
         sys.modules[module.__name__] = module
         globals()[name] = module
     globals()["amp"] = sys.modules["torch.tpu.amp"] = _amp()
-
-

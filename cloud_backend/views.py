@@ -1,13 +1,14 @@
 """Strided views of a flat storage, as XLA slices and transposes; gather only as the last resort.
 
-A storage's content is the row-major flattening of its base array. `spec(...)` describes how a tensor
-(size, stride, offset) lies in it; `read` and `write` are traceable. The start positions are data, not
-part of the spec, so that `x[i]` compiles once for all i.
+A storage's content is the row-major flattening of its base array. `spec(...)` describes how a
+tensor (size, stride, offset) lies in it; `read` and `write` are traceable. The start positions are
+data, not part of the spec, so that `x[i]` compiles once for all i.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ import numpy as np
 class Spec(NamedTuple):
     """How a view lies in a flat storage of `length` elements.
 
-    kind: 'whole' (the contiguous storage itself), 'box' (a slice of the storage reshaped to `shape`,
-    of `sizes`, then permuted by `perm` and broadcast), or 'gather' (index arithmetic).
+    kind: 'whole' (the contiguous storage itself), 'box' (a slice of the storage reshaped to
+    `shape`, of `sizes`, then permuted by `perm` and broadcast), or 'gather' (index arithmetic).
     """
 
     kind: str
@@ -82,7 +83,7 @@ def _box(
     kept = [d for d in range(len(size)) if size[d] != 1 and stride[d] != 0]
     order = sorted(kept, key=lambda d: -stride[d])
     strides = [stride[d] for d in order]
-    if any(a % b for a, b in zip(strides, strides[1:], strict=False)):
+    if any(a % b for a, b in itertools.pairwise(strides)):
         return None
     shape, starts, rest = [], [], offset
     before = None
@@ -98,9 +99,7 @@ def _box(
     if any(b + n > m for b, n, m in zip(starts, sizes, shape, strict=True)):
         return None
     perm = tuple(order.index(d) for d in kept)
-    found = Spec(
-        "box", size, stride, length, tuple(shape), tuple(sizes), perm, tuple(kept)
-    )
+    found = Spec("box", size, stride, length, tuple(shape), tuple(sizes), perm, tuple(kept))
     return found, np.array(starts, np.int64)
 
 

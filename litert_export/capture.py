@@ -1,8 +1,8 @@
 """Stage one: a module becomes an ExportedProgram of operators that the table lowers.
 
-Decomposes with PyTorch's core ATen decompositions less the table's own keys, so that what LiteRT has
-as one operator stays whole. What a LiteRT file cannot express (training mode, mutated state, dynamic
-shapes) is refused here, before any lowering, in words about the user's model.
+Decomposes with PyTorch's core ATen decompositions less the table's own keys, so that what LiteRT
+has as one operator stays whole. What a LiteRT file cannot express (training mode, mutated state,
+dynamic shapes) is refused here, before any lowering, in words about the user's model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The typed graph between lowering and file: `Value`, `Op`, `Graph`.
 
-Lowerings append to it, passes rewrite it, the writer packs it. Shapes are static; a value with `data`
-is a constant; every other value is a graph input or the result of exactly one op, and ops stand in
-execution order. `verify()` checks that, `text()` is stable and diffs well.
+Lowerings append to it, passes rewrite it, the writer packs it. Shapes are static; a value with
+`data` is a constant; every other value is a graph input or the result of exactly one op, and ops
+stand in execution order. `verify()` checks that, `text()` is stable and diffs well.
 """
 
 from __future__ import annotations

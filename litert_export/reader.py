@@ -111,7 +111,7 @@ class _Reader:
         return graph
 
     def _op(self, operator: Any, tensors: list[Value]) -> Op:
-        number, custom, version = self.codes[operator.opcodeIndex]
+        number, custom, _ = self.codes[operator.opcodeIndex]
         code = schema.builtin_names().get(number, f"CODE_{number}")
         made = operator.builtinOptions or operator.builtinOptions2
         options = {} if made is None else {schema.snake(k): v for k, v in vars(made).items()}

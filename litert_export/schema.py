@@ -1,7 +1,8 @@
 """LiteRT's operators and types by name, over the object API that the runtime's wheel ships.
 
-Operator codes, options classes, enum values and number types are looked up here and nowhere else. An
-unknown operator, option or enum value raises, so that a misspelt one cannot be written to a file.
+Operator codes, options classes, enum values and number types are looked up here and nowhere else.
+An unknown operator, option or enum value raises, so that a misspelt one cannot be written to a
+file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 DTYPES = (
     "float32", "float16", "int32", "uint8", "int64", "string", "bool", "int16", "complex64", "int8",
-    "float64", "complex128", "uint64", "resource", "variant", "uint32", "uint16", "int4", "bfloat16",
+    "float64", "complex128", "uint64", "resource", "variant", "uint32", "uint16", "int4",
+    "bfloat16",
 )  # fmt: skip
 
 # Operators whose options table has not the operator's own name.

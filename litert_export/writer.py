@@ -1,8 +1,9 @@
 """Graphs -> the bytes of a LiteRT file: buffers, operator codes, signatures, metadata.
 
 One subgraph per signature; equal constants share one buffer across all of them. Weights go from the
-array to the file without passing through Python lists, 16-byte aligned. Past `limit` bytes of weights
-the data stands behind the flatbuffer (offset and size in the buffer's entry), which has no 2 GiB bound.
+array to the file without passing through Python lists, 16-byte aligned. Past `limit` bytes of
+weights the data stands behind the flatbuffer (offset and size in the buffer's entry), which has no
+2 GiB bound.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The cloud op table: ATen overload -> pure JAX function.
 
-A lowering takes jax arrays where the schema says Tensor, Python numbers (or 0-d weakly typed arrays,
-which behave the same) where it says Scalar, torch dtypes where it says ScalarType. It returns an
-array, or a tuple of arrays in the order of the schema's returns. It must be traceable and free of
-side effects, and it must not use torch to compute.
+A lowering takes jax arrays where the schema says Tensor, Python numbers (or 0-d weakly typed
+arrays, which behave the same) where it says Scalar, torch dtypes where it says ScalarType. It
+returns an array, or a tuple of arrays in the order of the schema's returns. It must be traceable
+and free of side effects, and it must not use torch to compute.
 
 Traits:
-    random: the function gets a jax PRNG key as `key` (a schema argument `key` is then written `key_`).
+    random: the function gets a jax PRNG key as `key` (a schema argument `key` is then written
+        `key_`).
     static: names of Scalar arguments whose value must be a Python number while tracing. Other
         Scalars are traced, so that a new value does not compile again.
     dynamic: names of float arguments (not Scalar) that change from call to call and are traced.

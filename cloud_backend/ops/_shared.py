@@ -29,7 +29,9 @@ def scalar_kind(x: Any) -> type:
 
 
 @functools.cache
-def _joined(dims: tuple[np.dtype, ...], zero: tuple[np.dtype, ...], kinds: tuple[type, ...]) -> np.dtype:
+def _joined(
+    dims: tuple[np.dtype, ...], zero: tuple[np.dtype, ...], kinds: tuple[type, ...]
+) -> np.dtype:
     """PyTorch's promotion: tensors with dimensions first, then 0-d tensors, then Python scalars,
     each of which only counts when its category is higher than what stands before it."""
 
@@ -74,7 +76,7 @@ def _joined(dims: tuple[np.dtype, ...], zero: tuple[np.dtype, ...], kinds: tuple
 
 
 def result_dtype(*args: Any) -> np.dtype:
-    """`torch.result_type` of arrays and scalars, as a NumPy dtype. None among `args` is left out."""
+    """`torch.result_type` of arrays and scalars, as a NumPy dtype. None is left out."""
     args = tuple(a for a in args if a is not None)
     arrays = [a for a in args if not is_scalar(a)]
     return _joined(
@@ -93,7 +95,11 @@ def to_float(dtype: np.dtype) -> np.dtype:
 
 def compute_dtype(dtype: np.dtype) -> np.dtype:
     """float32 for float16 and bfloat16, which PyTorch's CPU and CUDA kernels compute in float32."""
-    return np.dtype(np.float32) if np.dtype(dtype).itemsize == 2 and is_float(dtype) else np.dtype(dtype)
+    return (
+        np.dtype(np.float32)
+        if np.dtype(dtype).itemsize == 2 and is_float(dtype)
+        else np.dtype(dtype)
+    )
 
 
 def is_float(dtype: Any) -> bool:
@@ -124,7 +130,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 
 
 def real_dtype(dtype: Any) -> np.dtype:
-    """The dtype of the parts of a complex dtype; a real one is itself; None is the default dtype."""
+    """The dtype of a complex dtype's parts; a real one is itself; None is the default dtype."""
     if dtype is None:
         return to_jax(torch.get_default_dtype())
     dtype = np.dtype(dtype)
@@ -160,7 +166,8 @@ def canonical_dim(dim: int, ndim: int) -> int:
     span = max(ndim, 1)
     if not -span <= dim < span:
         raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], but got {dim})"
+            f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], "
+            f"but got {dim})"
         )
     return dim % span
 

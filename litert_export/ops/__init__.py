@@ -2,8 +2,8 @@
 
 A lowering takes the graph `g` first. Tensor arguments are `Value`s (parameters, buffers and folded
 constants carry `data`), lists of tensors are lists of Values, numbers and torch dtypes are
-themselves. It returns a Value, or a tuple of Values in the order of the schema's returns, None for a
-result that it does not offer (an error only where the program uses that result). `g.result` holds
+themselves. It returns a Value, or a tuple of Values in the order of the schema's returns, None for
+a result that it does not offer (an error only where the program uses that result). `g.result` holds
 (shape, dtype) of each expected result; the emitter checks what comes back against it.
 """
 

@@ -1,8 +1,8 @@
 """What several families share: number types and their promotion, constants, NHWC borders.
 
-LiteRT's kernels take few number types each (`KERNEL_TYPES`); `compute_type` picks the one in which a
-call is computed, and casts stand around it. Half-precision is computed in float32, as PyTorch's CPU
-kernels do, and small integers in int32.
+LiteRT's kernels take few number types each (`KERNEL_TYPES`); `compute_type` picks the one in which
+a call is computed, and casts stand around it. Half-precision is computed in float32, as PyTorch's
+CPU kernels do, and small integers in int32.
 """
 
 from __future__ import annotations

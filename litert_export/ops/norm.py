@@ -1,7 +1,7 @@
 """Normalisation: batch norm with stored statistics, layer, group, instance and RMS norm.
 
-Batch norm becomes one scale and one shift, which the fusion pass folds into the convolution or linear
-layer before it. The others reduce over axes and stay in the layout of their input.
+Batch norm becomes one scale and one shift, which the fusion pass folds into the convolution or
+linear layer before it. The others reduce over axes and stay in the layout of their input.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Constant positions need no scatter: every element of the result is picked, by one GATHER, from the
 tensor or from the updates (the last update wins). For positions that the program computes,
-SCATTER_ND sums updates onto zeros; where a write must overwrite instead, all but the last of the updates that
-share a position are first sent to a spare position.
+SCATTER_ND sums updates onto zeros; where a write must overwrite instead, all but the last of the
+updates that share a position are first sent to a spare position.
 """
 
 from __future__ import annotations

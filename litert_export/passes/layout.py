@@ -1,10 +1,10 @@
 """NCHW -> NHWC, globally: transposes sink through everything that can do without them.
 
-Lowerings transpose at the borders of each channels-last operator. This pass walks the graph once and
-keeps, instead of emitting a transpose, the fact "this value is that one permuted". Operators that do
-not care about axis order are rewritten to work on the permuted form; the others get a real TRANSPOSE,
-made once per value and form. Which form an elementwise operator takes is decided by the elements that
-would have to move, before and after it.
+Lowerings transpose at the borders of each channels-last operator. This pass walks the graph once
+and keeps, instead of emitting a transpose, the fact "this value is that one permuted". Operators
+that do not care about axis order are rewritten to work on the permuted form; the others get a real
+TRANSPOSE, made once per value and form. Which form an elementwise operator takes is decided by the
+elements that would have to move, before and after it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Layout:
         return wanted
 
     def new_output(self, op: Op, index: int, perm: Perm) -> Value:
-        """Let the op make output `index` in the form `perm`; readers see the old value as a view."""
+        """Let the op make output `index` in the form `perm`; readers see a view of it."""
         old = op.outputs[index]
         if perm == perms.identity(old.rank):
             return old

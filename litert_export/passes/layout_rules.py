@@ -1,7 +1,7 @@
 """How each operator works on a permuted input: the layout pass's rules, one per kind of operator.
 
-A rule gets the walk and the op; it appends the rewritten op and returns True, or returns False to have
-the op kept on real inputs. Operators without a rule need their inputs as they are.
+A rule gets the walk and the op; it appends the rewritten op and returns True, or returns False to
+have the op kept on real inputs. Operators without a rule need their inputs as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arithmetic of axis permutations, for the layout pass.
 
-`p` stands for `x.transpose(p)`, NumPy's convention: axis i of the result is axis p[i] of x. Shapes and
-tuples only; nothing here touches a graph.
+`p` stands for `x.transpose(p)`, NumPy's convention: axis i of the result is axis p[i] of x. Shapes
+and tuples only; nothing here touches a graph.
 """
 
 from __future__ import annotations

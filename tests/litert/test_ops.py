@@ -1,8 +1,8 @@
 """Every lowering, through the whole exporter and the LiteRT interpreter, against CPU PyTorch.
 
-One parametrised test over the shared cases; the bound is closeness to float64. Cases are exported in
-batches, since PyTorch's decomposition has a fixed cost per program; a batch that fails is exported case
-by case. Another test asserts that every key of the table is reached by some case.
+One parametrised test over the shared cases; the bound is closeness to float64. Cases are exported
+in batches, since PyTorch's decomposition has a fixed cost per program; a batch that fails is
+exported case by case. Another test asserts that every key of the table is reached by some case.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Batch(torch.nn.Module):
 
     def __init__(self, cases: Sequence[OpCase]) -> None:
         super().__init__()
-        self.cases = [c for c in cases]
+        self.cases = list(cases)
         self.trees = [tree_flatten(c.make()) for c in cases]
 
     def inputs(self) -> list[torch.Tensor]:

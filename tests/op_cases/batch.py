@@ -1,4 +1,4 @@
-"""Several op cases as one module, so that one conversion (most of a case's time) serves them all."""
+"""Several op cases as one module: one conversion, most of a case's time, serves them all."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The op table: ATen overload -> lowering, with arguments bound by the schema.
 
 A lowering's parameter names are the schema's (`self` is written `x`, a Python keyword gets a
-trailing underscore). A parameter that a lowering does not take must hold its default in every call, else the
-call is refused; so no argument that changes meaning can be ignored by accident. A wrong entry
-(duplicate, misspelt parameter, unknown trait) fails at import.
+trailing underscore). A parameter that a lowering does not take must hold its default in every call,
+else the call is refused; so no argument that changes meaning can be ignored by accident. A wrong
+entry (duplicate, misspelt parameter, unknown trait) fails at import.
 """
 
 from __future__ import annotations
