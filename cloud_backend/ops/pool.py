@@ -100,7 +100,7 @@ def _max_pool(x, window: Window):
     return best, where
 
 
-def _scatter_planes(grad, indices, shape, n):
+def scatter_planes(grad, indices, shape, n):
     """Add grad to the flat positions `indices` of each plane of `shape`."""
     planes = math.prod(shape[:-n])
     wide = compute_dtype(grad.dtype)
@@ -122,7 +122,7 @@ def _register_max_pool(n, forward, backward):
     def max_pool_backward(
         grad_output, x, kernel_size, stride, padding, dilation, ceil_mode, indices
     ):
-        return _scatter_planes(grad_output, indices, x.shape, n)
+        return scatter_planes(grad_output, indices, x.shape, n)
 
 
 _register_max_pool(
@@ -309,7 +309,7 @@ def _register_adaptive_max(n, forward, backward):
 
     @lowers(backward)
     def adaptive_max_pool_backward(grad_output, x, indices):
-        return _scatter_planes(grad_output, indices, x.shape, n)
+        return scatter_planes(grad_output, indices, x.shape, n)
 
 
 _register_adaptive_max(
@@ -318,27 +318,3 @@ _register_adaptive_max(
 _register_adaptive_max(
     3, aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d_backward.default
 )
-
-
-# ---- unpooling
-
-
-@lowers(aten.max_unpool2d.default)
-def max_unpool2d(x, indices, output_size):
-    return _unpool(x, indices, tuple(output_size))
-
-
-@lowers(aten.max_unpool3d.default)
-def max_unpool3d(x, indices, output_size, stride, padding):
-    return _unpool(x, indices, tuple(output_size))
-
-
-def _unpool(x, indices, out):
-    n = len(out)
-    lead = x.shape[:-n]
-    planes = math.prod(lead)
-    rows = jnp.arange(planes, dtype=np.int32)[:, None]
-    zeros = jnp.zeros((planes, math.prod(out)), x.dtype)
-    values = x.reshape(planes, math.prod(x.shape[-n:]))
-    flat = zeros.at[rows, indices.reshape(values.shape)].set(values, mode="drop")
-    return flat.reshape(*lead, *out)
