@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
-from torch._ops import OpOverload
 
 from litert_export import schema
 from litert_export.graph import Graph, ResultType, Value

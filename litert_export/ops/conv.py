@@ -189,9 +189,7 @@ def _concat(g: Graph, parts: list[Value]) -> Value:
         return parts[0]
     axis = parts[0].rank - 1
     shape = (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts))
-    return g.emit(
-        "CONCATENATION", *parts, shape=shape, axis=axis, fused_activation_function="NONE"
-    )
+    return g.emit("CONCATENATION", *parts, shape=shape, axis=axis, fused_activation_function="NONE")
 
 
 def _transposed(

@@ -216,11 +216,10 @@ def clamp(g: Graph, x: Value, min: Value | Number | None, max: Value | Number | 
 
 
 def _bound(limit: Value | Number, dtype: str) -> Value | Number:
-    """A bound that fits the type: PyTorch takes bounds beyond it (inf, -1 for uint8)."""
+    """A bound in the tensor's type; one beyond an integer type wraps around, as PyTorch's does."""
     if isinstance(limit, Value) or is_float(dtype):
         return limit
-    info = np.iinfo(schema.numpy_dtype(dtype))
-    return int(max(min(limit, info.max), info.min))
+    return int(np.asarray(int(limit), np.int64).astype(schema.numpy_dtype(dtype)))
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)

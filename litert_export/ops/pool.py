@@ -58,9 +58,7 @@ def _pool_2d(
     )
 
 
-def _extent(
-    size: int, window: int, stride: int, before: int, out: int
-) -> tuple[int, int]:
+def _extent(size: int, window: int, stride: int, before: int, out: int) -> tuple[int, int]:
     """(before, after): the padding that `out` windows need; `after` is never negative."""
     return before, max((out - 1) * stride + window - size - before, 0)
 
@@ -90,12 +88,8 @@ def _max_2d(
     x = to_channels_last(g, x)
     sizes = x.shape[1:3]
     effective = [d * (k - 1) + 1 for k, d in zip(window, dilation, strict=True)]
-    out = [
-        _output(*a, ceil_mode) for a in zip(sizes, effective, stride, padding, strict=True)
-    ]
-    pads = [
-        _extent(*a) for a in zip(sizes, effective, stride, padding, out, strict=True)
-    ]
+    out = [_output(*a, ceil_mode) for a in zip(sizes, effective, stride, padding, strict=True)]
+    pads = [_extent(*a) for a in zip(sizes, effective, stride, padding, out, strict=True)]
     same = [same_padding(*a) for a in zip(sizes, effective, stride, strict=True)]
     if same == pads and dilation == [1, 1]:
         return to_channels_first(g, _pool_2d(g, "MAX_POOL_2D", x, window, stride, "SAME"))
@@ -155,9 +149,7 @@ def max_pool2d_with_indices(
     window = spatial(kernel_size, 2)
     sizes = [spatial(v, 2) for v in (stride or window, padding, dilation)]
     dtype = x.dtype
-    y = _batched(
-        g, float32(g, x), 2, lambda v: _max_2d(g, v, window, *sizes, ceil_mode=ceil_mode)
-    )
+    y = _batched(g, float32(g, x), 2, lambda v: _max_2d(g, v, window, *sizes, ceil_mode=ceil_mode))
     return g.cast(y, dtype), None
 
 
@@ -377,9 +369,7 @@ def _reduce_bins(g: Graph, x: Value, code: str, axis: int, out: int) -> Value:
     if len(parts) == 1:
         return parts[0]
     shape = [out if i == axis else d for i, d in enumerate(x.shape)]
-    return g.emit(
-        "CONCATENATION", *parts, shape=shape, axis=axis, fused_activation_function="NONE"
-    )
+    return g.emit("CONCATENATION", *parts, shape=shape, axis=axis, fused_activation_function="NONE")
 
 
 def _adaptive(g: Graph, x: Value, output_size: Sequence[int | None], code: str) -> Value:

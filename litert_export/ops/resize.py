@@ -19,14 +19,18 @@ from litert_export.ops._shared import float32, ints, to_channels_first, to_chann
 from torch_tpu_unified.core.aten import aten
 
 
-def _along(op: Any, count: int, axis: int, n: int, out: int, flags: tuple, scale: Any) -> np.ndarray:
+def _along(
+    op: Any, count: int, axis: int, n: int, out: int, flags: tuple[Any, ...], scale: Any
+) -> np.ndarray:
     """The [n, out] matrix of one axis: column j holds the weights of output j."""
-    shape, size, scales = [1] * count, [1] * count, [None] * count
+    # The other axes have length 2: PyTorch's antialiased kernels go wrong on an axis of length 1.
+    shape, size, scales = [2] * count, [2] * count, [None] * count
     shape[axis], size[axis], scales[axis] = n, out, scale
-    eye = torch.eye(n, dtype=torch.float64).reshape(1, n, *shape)
+    eye = torch.eye(n, dtype=torch.float64)
+    eye = eye.reshape(n, 1, *(n if i == axis else 1 for i in range(count))).expand(n, 1, *shape)
     with torch.no_grad():
-        made = op(eye, size, *flags, *scales)
-    return made.reshape(n, out).numpy()
+        made = op(eye.contiguous(), size, *flags, *scales)
+    return made.movedim(axis + 2, 1).flatten(2)[..., 0].numpy()
 
 
 def _sizes(g: Graph, x: Value, count: int, scales: Sequence[float] | None) -> list[Any]:
@@ -61,7 +65,9 @@ def _nearest(g: Graph, x: Value, op: Any, count: int, scales: Sequence[float] | 
     plans = []
     for axis, n, out, scale in _sizes(g, x, count, scales):
         plans.append((axis, n, out, _along(op, count, axis, n, out, (), scale).argmax(0)))
-    whole = all(out % n == 0 and np.array_equal(i, np.arange(out) // (out // n)) for _, n, out, i in plans)
+    whole = all(
+        out % n == 0 and np.array_equal(i, np.arange(out) // (out // n)) for _, n, out, i in plans
+    )
     if count == 2 and whole and x.dtype == "float32":
         return _resize(g, x, "RESIZE_NEAREST_NEIGHBOR", align_corners=False)
     for axis, n, _, index in plans:

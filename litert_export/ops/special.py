@@ -56,15 +56,13 @@ def expm1_value(g: Graph, a: Value) -> Value:
 
 
 def log1p_value(g: Graph, a: Value) -> Value:
-    """log(1 + a): log(w) a / (w - 1) with w = 1 + a rounded, which corrects the rounding."""
-    w = _op(g, "ADD", a, _k(g, 1))
-    step = _op(g, "SUB", w, _k(g, 1))
-    log = g.emit("LOG", w)
-    tiny = g.emit("EQUAL", step, _k(g, 0), dtype="bool")
-    safe = _select(g, tiny, _k(g, 1), step, a)
-    exact = _op(g, "MUL", log, _op(g, "DIV", a, safe))
-    large = g.emit("GREATER", a, _k(g, 1e10), dtype="bool")
-    return _select(g, tiny, a, _select(g, large, log, exact, a), a)
+    """log(1 + a): its series near zero, where 1 + a and the kernel's LOG lose digits."""
+    series = _k(g, -1 / 6)
+    for c in (1 / 5, -1 / 4, 1 / 3, -1 / 2, 1.0):
+        series = _op(g, "ADD", _op(g, "MUL", series, a), _k(g, c))
+    log = g.emit("LOG", _op(g, "ADD", a, _k(g, 1)))
+    near = g.emit("LESS", g.emit("ABS", a), _k(g, 0.06), dtype="bool")
+    return _select(g, near, _op(g, "MUL", series, a), log, a)
 
 
 def _sign_of(g: Graph, a: Value, magnitude: Value) -> Value:
@@ -111,7 +109,9 @@ def sinh(g: Graph, x: Value) -> Value:
     e = expm1_value(g, g.emit("ABS", a))
     half = g.emit("EXP", _op(g, "MUL", g.emit("ABS", a), _k(g, 0.5)))
     large = _op(g, "MUL", _op(g, "MUL", half, _k(g, 0.5)), half)
-    small = _op(g, "MUL", _op(g, "ADD", e, _op(g, "DIV", e, _op(g, "ADD", e, _k(g, 1)))), _k(g, 0.5))
+    small = _op(
+        g, "MUL", _op(g, "ADD", e, _op(g, "DIV", e, _op(g, "ADD", e, _k(g, 1)))), _k(g, 0.5)
+    )
     far = g.emit("GREATER", g.emit("ABS", a), _k(g, 15), dtype="bool")
     return _end(g, _sign_of(g, a, _select(g, far, large, small, a)))
 

@@ -13,10 +13,9 @@ from litert_export.graph import Graph, Op, Value
 
 # Ops whose result may differ between equal calls, or that have effects.
 _KEPT = frozenset(
-    "ASSIGN_VARIABLE CALL_ONCE VAR_HANDLE READ_VARIABLE RANDOM_UNIFORM RANDOM_STANDARD_NORMAL "
-    "MULTINOMIAL UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN SVDF WHILE IF CUSTOM".split()
+    ["ASSIGN_VARIABLE", "CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "SVDF", "WHILE", "IF", "CUSTOM"]
 )
-_EFFECTS = frozenset("ASSIGN_VARIABLE CALL_ONCE CUSTOM".split())
+_EFFECTS = frozenset(["ASSIGN_VARIABLE", "CALL_ONCE", "CUSTOM"])
 
 
 def run(graph: Graph) -> Graph:
@@ -94,7 +93,8 @@ def _reshape_chains(graph: Graph) -> bool:
 
 def _key(op: Op) -> Any:
     options = tuple(
-        (k, v.tobytes() if isinstance(v, np.ndarray) else str(v)) for k, v in sorted(op.options.items())
+        (k, v.tobytes() if isinstance(v, np.ndarray) else str(v))
+        for k, v in sorted(op.options.items())
     )
     inputs = tuple(None if v is None else id(v) for v in op.inputs)
     return op.code, inputs, options, tuple((v.shape, v.dtype) for v in op.outputs)

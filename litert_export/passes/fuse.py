@@ -24,7 +24,7 @@ _CHANNEL_AXIS = {
 }
 _BIAS = {"TRANSPOSE_CONV": 3, "CONV_3D_TRANSPOSE": 3}
 # TRANSPOSE_CONV could take an activation too, in a version that older runtimes lack.
-_ACTIVATED = frozenset("CONV_2D DEPTHWISE_CONV_2D CONV_3D FULLY_CONNECTED ADD SUB MUL DIV".split())
+_ACTIVATED = frozenset(["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV"])
 _ACTIVATIONS = ("RELU", "RELU6", "RELU_N1_TO_1")
 _FUSED = "fused_activation_function"
 
