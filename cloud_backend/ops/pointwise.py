@@ -71,9 +71,14 @@ def _entropy(x):
     return jnp.where(jnp.isnan(x), x, value).astype(x.dtype)
 
 
-def _digamma(x):
-    # jax gives NaN at the pole 0, PyTorch the infinity on zero's side.
-    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jsp.digamma(x)).astype(x.dtype)
+def digamma(x):
+    # By reflection below 0, with the exact fraction: XLA's own loses digits near the poles there.
+    # At 0 PyTorch gives the infinity on zero's side.
+    upper = jsp.digamma(jnp.where(x < 0, 1 - x, x))
+    fraction = x - jnp.trunc(x)
+    lower = jnp.where(fraction == 0, jnp.nan, upper - math.pi / jnp.tan(math.pi * fraction))
+    value = jnp.where(x < 0, lower, upper)
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), value).astype(x.dtype)
 
 
 def _sigmoid(x):
@@ -90,7 +95,7 @@ for _op, _f in {
     aten.cos.default: jnp.cos,
     aten.cosh.default: jnp.cosh,
     aten.deg2rad.default: lambda x: x * (math.pi / 180),
-    aten.digamma.default: _digamma,
+    aten.digamma.default: digamma,
     aten.erf.default: jax.lax.erf,
     aten.erfc.default: jax.lax.erfc,
     aten.erfinv.default: jax.lax.erf_inv,

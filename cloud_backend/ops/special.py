@@ -17,6 +17,7 @@ import numpy as np
 
 from cloud_backend.ops import lowers
 from cloud_backend.ops._shared import cast, elementwise, result_dtype, to_float
+from cloud_backend.ops.pointwise import digamma
 from torch_tpu_unified.core.aten import aten
 
 _SERIES_END = 12.0  # power series below, Hankel's asymptotic series above: both good to 1e-10
@@ -214,8 +215,26 @@ def _erfcx(x):
 in_float64(aten.special_erfcx.default, _erfcx)
 
 
+_MOST_ZETA_TERMS = 100_000
+
+
 def _zeta(x, q):
-    return jsp.zeta(x, q)
+    """The Hurwitz zeta function; below 0 by its recurrence, which jax cuts short."""
+    x, q = jnp.broadcast_arrays(x, q)
+    terms = jnp.where(q < 0, jnp.minimum(jnp.ceil(-q), _MOST_ZETA_TERMS), 0)
+    terms = jnp.where(jnp.isfinite(q), terms, 0)
+
+    def more(state):
+        return state[0] < jnp.max(terms, initial=0)
+
+    def add(state):
+        k, total = state
+        return k + 1, total + jnp.where(k < terms, jnp.power(q + k, -x), 0)
+
+    _, total = jax.lax.while_loop(more, add, (jnp.zeros((), q.dtype), jnp.zeros_like(q)))
+    value = total + jsp.zeta(x, jnp.where(q < 0, q + terms, q))
+    value = jnp.where((q < 0) & (x != jnp.floor(x)), jnp.nan, value)
+    return jnp.where((q <= 0) & (q == jnp.floor(q)) & (x > 1), jnp.inf, value)
 
 
 @lowers(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar)
@@ -226,12 +245,10 @@ def zeta(x, other):
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
     if n == 0:
-        return elementwise(jsp.digamma, x, floating=True)
+        return elementwise(digamma, x, floating=True)
     # (-1)^(n+1) n! zeta(n + 1, x)
     factor = (-1.0) ** (n + 1) * math.gamma(n + 1)
-    return elementwise(
-        lambda v: factor * jsp.zeta(jnp.asarray(n + 1, v.dtype), v), x, floating=True
-    )
+    return elementwise(lambda v: factor * _zeta(jnp.asarray(n + 1, v.dtype), v), x, floating=True)
 
 
 @lowers(aten.mvlgamma.default)
