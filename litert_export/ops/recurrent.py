@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-
 from litert_export.graph import Graph, Value
 from litert_export.ops import lowers
 from litert_export.ops._dims import binary, concat, filled, i32, scalar, slice_dim, take
@@ -38,7 +37,7 @@ class Weights:
     w_hr: Value | None = None
 
 
-# One step of a cell: (graph, projected input, state, weights) -> state; its first part is the output.
+# One step of a cell: (graph, projected input, state, weights) -> state, whose first part is output.
 Step = Callable[[Graph, Value, list[Value], Weights], list[Value]]
 
 
