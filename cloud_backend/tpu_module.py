@@ -23,6 +23,10 @@ from torch_tpu_unified.core.errors import not_yet
 default_generators = (rng.default_generator,)
 
 
+# torch.utils.checkpoint saves the random state only of devices that say so.
+_initialized = True
+
+
 def is_available() -> bool:
     """True: without TPU hardware the device runs on the CPU with the same semantics."""
     return True
