@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from torch_tpu_unified.cli.progress import Stage, stages
+from torch_tpu_unified.cli.progress import Stage, stages, without_native_notes
 
 from torch_tpu_unified import factories, files, inputspec, sources
 from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
@@ -81,7 +81,9 @@ class Request:
 
 def run(request: Request) -> None:
     """Convert, write the file and print the report; a failure raises and writes nothing."""
-    with stages(request.quiet or request.as_json) as stage:
+    silent = request.quiet or request.as_json
+    native = without_native_notes() if silent else contextlib.nullcontext()
+    with stages(silent) as stage, native:
         # What the model's own code prints must not end up in the results.
         with contextlib.redirect_stdout(sys.stderr):
             converted, table = _work(request, stage)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -48,3 +51,25 @@ def stages(quiet: bool) -> Iterator[Stage]:
         yield shown.begin
     finally:
         shown.end()
+
+
+@contextlib.contextmanager
+def without_native_notes() -> Iterator[None]:
+    """Leaves out the `INFO:` lines that native libraries write to stderr past Python.
+
+    Everything else written meanwhile appears when the block ends.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(b"INFO: "):
+                    os.write(2, line)
