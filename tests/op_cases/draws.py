@@ -14,6 +14,7 @@ import torch
 Draw = Callable[[str], torch.Tensor]
 Cdf = Callable[[torch.Tensor], torch.Tensor]
 N = 20000
+aten = torch.ops.aten
 
 
 def _uniform(low: float, high: float) -> Cdf:
@@ -84,6 +85,28 @@ DRAWS: dict[str, tuple[Draw, Cdf]] = {
     "randint_like_low": (lambda d: torch.randint_like(_empty(d), -3, 7), _integers(-3, 7)),
     "randint_like_tensor": (
         lambda d: torch.randint_like(_empty(d), torch.tensor(7, device=d)),
+        _integers(0, 7),
+    ),
+    "rand_like_generator": (
+        lambda d: aten.rand_like.generator(_empty(d), generator=_generator(d)),
+        _uniform(0, 1),
+    ),
+    "randn_like_generator": (
+        lambda d: aten.randn_like.generator(_empty(d), generator=_generator(d)),
+        _normal(),
+    ),
+    "randint_like_generator": (
+        lambda d: aten.randint_like.generator(_empty(d), 7, generator=_generator(d)),
+        _integers(0, 7),
+    ),
+    "randint_like_low_generator": (
+        lambda d: aten.randint_like.low_generator_dtype(_empty(d), -3, 7, generator=_generator(d)),
+        _integers(-3, 7),
+    ),
+    "randint_like_tensor_generator": (
+        lambda d: aten.randint_like.Tensor_generator(
+            _empty(d), torch.tensor(7, device=d), generator=_generator(d)
+        ),
         _integers(0, 7),
     ),
     "random_to": (lambda d: _empty(d, torch.int32).random_(9), _integers(0, 9)),

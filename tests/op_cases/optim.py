@@ -50,8 +50,10 @@ def _sgd(name: str, tensor_lr: bool = False, **changed: Any) -> OpCase:
 
     def run(p: Any, g: Any, b: Any) -> Any:
         buffers = b if numbers["momentum"] else []
-        rate = torch.tensor(0.1) if tensor_lr else 0.1
-        return torch.ops.aten._fused_sgd(p, g, buffers, lr=rate, **numbers)
+        op = torch.ops.aten._fused_sgd
+        if tensor_lr:
+            return op.tensor_lr(p, g, buffers, lr=torch.tensor(0.1), **numbers)
+        return op(p, g, buffers, lr=0.1, **numbers)
 
     return OpCase(name, run, lambda: (_list(), _list(), _list()), halves=_CLOUD)
 

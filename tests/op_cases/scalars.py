@@ -119,7 +119,7 @@ def _creation() -> dict[str, Callable[[], Any]]:
         "window_of_one": lambda: (torch.hann_window(1), torch.hann_window(0)),
         "fftfreq": lambda: (torch.fft.fftfreq(9, 0.5), torch.fft.fftfreq(8, 0.5)),
         "rfftfreq": lambda: (torch.fft.rfftfreq(9, 0.5), torch.fft.rfftfreq(8)),
-        "range": lambda: (aten.range(0, 5), aten.range.step(1, 2, 0.25)),
+        "range": lambda: (aten.range.default(0, 5), aten.range.step(1, 2, 0.25)),
         "linspace_tensors": lambda: (
             torch.linspace(0.0, torch.tensor(2.0), 5),
             torch.linspace(torch.tensor(0.0), 2.0, 5),
