@@ -151,6 +151,8 @@ def nonzero(x):
 def nonzero_static(x, size, fill_value=-1):
     if x.ndim == 0:
         return jnp.zeros((size, 0), np.int64)
+    if x.size == 0:
+        return jnp.full((size, x.ndim), fill_value, np.int64)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=1).astype(np.int64)
 
 
