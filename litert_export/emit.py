@@ -231,7 +231,7 @@ class Emitter:
     def _inline(self, node: torch.fx.Node, args: Any) -> Any:
         """A block under no_grad or autocast-off: its graph's nodes are emitted in place."""
         module = next(a for a in args if isinstance(a, torch.fx.GraphModule))
-        inputs = iter([a for a in args[args.index(module) + 1 :]])
+        inputs = iter(args[args.index(module) + 1 :])
         for inner in module.graph.nodes:
             if inner.op == "placeholder":
                 self.values[inner] = next(inputs)
@@ -244,7 +244,7 @@ class Emitter:
     def _fold(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         if is_random(node.target):
             return None
-        read = [v for v in flat_values((args, kwargs))]
+        read = flat_values((args, kwargs))
         if any(v.data is None for v in read):
             return None
         entry = self.table.get(node.target)
