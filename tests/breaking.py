@@ -1,8 +1,8 @@
 """Proof that the op tests can fail: break one lowering, and see a test notice.
 
-As a pytest plugin (`-p tests.breaking --break cloud:aten.gelu.default`) it damages that one lowering. As
-a program (`python -m tests.breaking`) it does so for a random sample of each half, one pytest run each,
-and exits 1 if a damaged lowering passes unnoticed.
+As a pytest plugin (`-p tests.breaking --break cloud:aten.gelu.default`) it damages that one
+lowering. As a program (`python -m tests.breaking`) it does so for a random sample of each half, one
+pytest run each, and exits 1 if a damaged lowering passes unnoticed.
 """
 
 from __future__ import annotations

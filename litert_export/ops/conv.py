@@ -1,8 +1,8 @@
 """Convolutions: 1-d, 2-d and 3-d, grouped, depthwise, dilated, transposed.
 
 `aten.convolution` is what every convolution decomposes to. LiteRT's kernels are channels-last, so
-each lowering transposes at its borders and leaves it to the layout pass to remove that. Padding is SAME
-where that means the same, else an explicit PAD before VALID.
+each lowering transposes at its borders and leaves it to the layout pass to remove that. Padding is
+SAME where that means the same, else an explicit PAD before VALID.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mathematical functions without an operator of their own in LiteRT, composed in float32.
 
-Each form avoids cancellation where the plain one would lose digits: ELU is LiteRT's exp(x) - 1 below
-zero, ATAN2 gives every inverse trigonometric function.
+Each form avoids cancellation where the plain one would lose digits: ELU is LiteRT's exp(x) - 1
+below zero, ATAN2 gives every inverse trigonometric function.
 """
 
 from __future__ import annotations
