@@ -168,7 +168,7 @@ def _average(x, window: Window, divisors: np.ndarray):
         pads,
     )
     if x.dtype.kind in "iu":
-        return jnp.floor_divide(total, jnp.asarray(divisors, x.dtype))
+        return jax.lax.div(total, jnp.broadcast_to(jnp.asarray(divisors, x.dtype), total.shape))
     return total / jnp.asarray(divisors, x.dtype)
 
 
