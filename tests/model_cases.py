@@ -51,7 +51,7 @@ class ModelCase:
         return self.inputs()
 
     def loss(self, output: torch.Tensor) -> torch.Tensor:
-        """Cross entropy of logits [..., classes], fixed labels; of rank 1 or 4: binary, fixed target."""
+        """Cross entropy of logits [..., classes]; of rank 1 or 4: binary cross entropy."""
         if output.ndim in (2, 3):
             labels = torch.arange(output[..., 0].numel()) % output.shape[-1]
             return F.cross_entropy(output.flatten(0, -2), labels.to(output.device))
