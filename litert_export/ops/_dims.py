@@ -6,17 +6,19 @@ the front once they went through `axis`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from litert_export.graph import Graph, Value
+from litert_export.graph import Graph, ResultType, Value
+from litert_export.ops import lowers
 from torch_tpu_unified.core.errors import Unsupported
 
 # Unsigned and narrow types that most arithmetic kernels lack; int32 holds all their values.
 NARROW = ("bool", "int8", "uint8", "int16", "uint16")
-FLOATS = ("float32", "float16", "bfloat16", "float64")
+HALF = ("float16", "bfloat16")
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -148,3 +150,57 @@ def from_last(g: Graph, x: Value, dim: int) -> Value:
     order = list(range(x.rank - 1))
     order.insert(dim, x.rank - 1)
     return g.transpose(x, order)
+
+
+def computes(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`lowers` for functions that calculate: half precision is computed in float32 around them.
+
+    float64 is refused: the kernels lack it, and float32 would quietly lose digits.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lowers(*ops)(_widened(function))
+
+    return add
+
+
+def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def lowering(g: Graph, *args: Any, **kwargs: Any) -> Any:
+        expected = g.result
+        met = {r.dtype for r in expected if r is not None} | _types((args, kwargs))
+        if "float64" in met:
+            raise Unsupported("LiteRT has no float64 kernel for it; use float32")
+        if not met.intersection(HALF):
+            return function(g, *args, **kwargs)
+        g.result = tuple(
+            ResultType(r.shape, "float32") if r is not None and r.dtype in HALF else r
+            for r in expected
+        )
+        try:
+            found = function(g, *_wide(g, args), **_wide(g, kwargs))
+        finally:
+            g.result = expected
+        if isinstance(found, Value):
+            return g.cast(found, expected[0].dtype)
+        pairs = zip(found, expected, strict=True)
+        return tuple(g.cast(v, r.dtype) if v is not None and r is not None else v for v, r in pairs)
+
+    return lowering
+
+
+def _types(tree: Any) -> set[str]:
+    if isinstance(tree, Value):
+        return {tree.dtype}
+    parts = tree.values() if isinstance(tree, dict) else tree
+    if isinstance(tree, (list, tuple, dict)):
+        return {name for part in parts for name in _types(part)}
+    return set()
+
+
+def _wide(g: Graph, tree: Any) -> Any:
+    if isinstance(tree, Value):
+        return g.cast(tree, "float32") if tree.dtype in HALF else tree
+    if isinstance(tree, dict):
+        return {k: _wide(g, v) for k, v in tree.items()}
+    return type(tree)(_wide(g, v) for v in tree) if isinstance(tree, (list, tuple)) else tree

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import binary, filled, scalar
+from litert_export.ops._dims import binary, computes, filled, scalar
 from litert_export.ops.matmul import matmul, scaled
 from litert_export.ops.reduce import reduced
 from torch_tpu_unified.core.aten import aten
@@ -67,7 +66,7 @@ def _merge_heads(g: Graph, x: Value, groups: int) -> Value:
     return g.reshape(x, (*batch, heads // groups, groups * length, width))
 
 
-@lowers(aten.scaled_dot_product_attention.default)
+@computes(aten.scaled_dot_product_attention.default)
 def attention(
     g: Graph,
     query: Value,
@@ -107,7 +106,7 @@ def attention(
     return g.cast(result, dtype)
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@computes(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention(
     g: Graph,
     query: Value,

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import LOWEST, binary, concat, filled, scalar, slice_dim, take
+from litert_export.ops._dims import (
+    LOWEST,
+    binary,
+    computes,
+    concat,
+    filled,
+    scalar,
+    slice_dim,
+    take,
+)
 from litert_export.ops.index import choose
 from litert_export.ops.matmul import matmul
 from litert_export.ops.reduce import reduced
@@ -86,7 +94,7 @@ def _uneven(g: Graph, rows: Value, member: Value, mode: int, weights: Value | No
     return matmul(g, share, rows)
 
 
-@lowers(
+@computes(
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
     aten.embedding_bag.padding_idx,
@@ -121,7 +129,7 @@ def embedding_bag(
     return _uneven(g, rows, member, mode, per_sample_weights), None, None, None
 
 
-@lowers(aten.embedding_bag.default)
+@computes(aten.embedding_bag.default)
 def embedding_bag_plain(
     g: Graph,
     weight: Value,

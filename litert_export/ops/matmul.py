@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import NARROW, binary, count, filled, scalar
+from litert_export.ops._dims import NARROW, binary, computes, count, filled, scalar
 from litert_export.ops.reduce import reduced
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -72,7 +71,7 @@ def scaled(g: Graph, x: Value, factor: float | int) -> Value:
     return x if factor == 1 else binary(g, "MUL", x, scalar(g, factor, x.dtype))
 
 
-@lowers(aten.linear.default)
+@computes(aten.linear.default)
 def linear(g: Graph, input: Value, weight: Value, bias: Value | None) -> Value:
     shape = g.result[0].shape
     x = g.reshape(input, (1, *input.shape)) if input.rank == 1 else input
@@ -85,29 +84,29 @@ def linear(g: Graph, input: Value, weight: Value, bias: Value | None) -> Value:
     return g.reshape(y, shape)
 
 
-@lowers(aten.matmul.default)
+@computes(aten.matmul.default)
 def matmul_(g: Graph, x: Value, other: Value) -> Value:
     a = g.reshape(x, (1, *x.shape)) if x.rank == 1 else x
     b = g.reshape(other, (*other.shape, 1)) if other.rank == 1 else other
     return g.reshape(matmul(g, a, b), g.result[0].shape)
 
 
-@lowers(aten.mm.default, aten.bmm.default)
+@computes(aten.mm.default, aten.bmm.default)
 def mm(g: Graph, x: Value, mat2: Value) -> Value:
     return matmul(g, x, mat2)
 
 
-@lowers(aten.mv.default)
+@computes(aten.mv.default)
 def mv(g: Graph, x: Value, vec: Value) -> Value:
     return g.reshape(matmul(g, x, g.reshape(vec, (vec.size, 1))), (x.shape[0],))
 
 
-@lowers(aten.dot.default)
+@computes(aten.dot.default)
 def dot(g: Graph, x: Value, tensor: Value) -> Value:
     return _inner(g, x, tensor)
 
 
-@lowers(aten.vdot.default)
+@computes(aten.vdot.default)
 def vdot(g: Graph, x: Value, other: Value) -> Value:
     return _inner(g, x, other)
 
@@ -125,7 +124,7 @@ def _plus(g: Graph, x: Value, product: Value, beta: float, alpha: float) -> Valu
     return binary(g, "ADD", scaled(g, x, beta), product)
 
 
-@lowers(aten.addmm.default)
+@computes(aten.addmm.default)
 def addmm(g: Graph, x: Value, mat1: Value, mat2: Value, *, beta: float, alpha: float) -> Value:
     columns = mat2.shape[1]
     constant = x.data is not None and mat2.data is not None and mat1.data is None
@@ -135,26 +134,26 @@ def addmm(g: Graph, x: Value, mat1: Value, mat2: Value, *, beta: float, alpha: f
     return _plus(g, x, matmul(g, mat1, mat2), beta, alpha)
 
 
-@lowers(aten.baddbmm.default)
+@computes(aten.baddbmm.default)
 def baddbmm(
     g: Graph, x: Value, batch1: Value, batch2: Value, *, beta: float, alpha: float
 ) -> Value:
     return _plus(g, x, matmul(g, batch1, batch2), beta, alpha)
 
 
-@lowers(aten.addbmm.default)
+@computes(aten.addbmm.default)
 def addbmm(g: Graph, x: Value, batch1: Value, batch2: Value, *, beta: float, alpha: float) -> Value:
     product = reduced(g, "SUM", matmul(g, batch1, batch2), [0], False)
     return _plus(g, x, product, beta, alpha)
 
 
-@lowers(aten.addmv.default)
+@computes(aten.addmv.default)
 def addmv(g: Graph, x: Value, mat: Value, vec: Value, *, beta: float, alpha: float) -> Value:
     product = matmul(g, mat, g.reshape(vec, (vec.size, 1)))
     return _plus(g, x, g.reshape(product, (mat.shape[0],)), beta, alpha)
 
 
-@lowers(aten.addr.default)
+@computes(aten.addr.default)
 def addr(g: Graph, x: Value, vec1: Value, vec2: Value, *, beta: float, alpha: float) -> Value:
     product = binary(g, "MUL", g.reshape(vec1, (vec1.size, 1)), vec2)
     return _plus(g, x, product, beta, alpha)

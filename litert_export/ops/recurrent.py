@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import binary, concat, filled, i32, scalar, slice_dim, take
+from litert_export.ops._dims import binary, computes, concat, filled, i32, scalar, slice_dim, take
 from litert_export.ops.matmul import fully_connected
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -194,7 +193,7 @@ def _inference(dropout: float, train: bool) -> None:
         raise Unsupported("dropout between layers; call model.eval() before exporting")
 
 
-@lowers(aten.lstm.input)
+@computes(aten.lstm.input)
 def lstm(
     g: Graph,
     input: Value,
@@ -236,6 +235,6 @@ def _single_state(step: Step) -> Callable[..., tuple[Value, ...]]:
     return lowering
 
 
-lowers(aten.gru.input)(_single_state(_gru_step))
-lowers(aten.rnn_tanh.input)(_single_state(_rnn_step("TANH")))
-lowers(aten.rnn_relu.input)(_single_state(_rnn_step("RELU")))
+computes(aten.gru.input)(_single_state(_gru_step))
+computes(aten.rnn_tanh.input)(_single_state(_rnn_step("TANH")))
+computes(aten.rnn_relu.input)(_single_state(_rnn_step("RELU")))

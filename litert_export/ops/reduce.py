@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
 from litert_export.ops._dims import (
     NARROW,
     axes,
     axis,
     binary,
+    computes,
     count,
     filled,
     i32,
@@ -51,42 +51,42 @@ def _summed(g: Graph, code: str, x: Value, dims: Dims, keepdim: bool) -> Value:
     return reduced(g, code, g.cast(x, g.result[0].dtype), dims, keepdim)
 
 
-@lowers(aten.sum.default)
+@computes(aten.sum.default)
 def sum_all(g: Graph, x: Value, *, dtype: Any) -> Value:
     return _summed(g, "SUM", x, None, False)
 
 
-@lowers(aten.sum.dim_IntList)
+@computes(aten.sum.dim_IntList)
 def sum_(g: Graph, x: Value, dim: Dims, keepdim: bool, *, dtype: Any) -> Value:
     return _summed(g, "SUM", x, dim, keepdim)
 
 
-@lowers(aten.mean.default)
+@computes(aten.mean.default)
 def mean_all(g: Graph, x: Value, *, dtype: Any) -> Value:
     return _summed(g, "MEAN", x, None, False)
 
 
-@lowers(aten.mean.dim)
+@computes(aten.mean.dim)
 def mean(g: Graph, x: Value, dim: Dims, keepdim: bool, *, dtype: Any) -> Value:
     return _summed(g, "MEAN", x, dim, keepdim)
 
 
-@lowers(aten.prod.default)
+@computes(aten.prod.default)
 def prod_all(g: Graph, x: Value, *, dtype: Any) -> Value:
     return _summed(g, "REDUCE_PROD", x, None, False)
 
 
-@lowers(aten.prod.dim_int)
+@computes(aten.prod.dim_int)
 def prod(g: Graph, x: Value, dim: int, keepdim: bool, *, dtype: Any) -> Value:
     return _summed(g, "REDUCE_PROD", x, dim, keepdim)
 
 
-@lowers(aten.count_nonzero.default)
+@computes(aten.count_nonzero.default)
 def count_nonzero(g: Graph, x: Value, dim: int | None) -> Value:
     return reduced(g, "SUM", g.cast(g.cast(x, "bool"), "int64"), dim, False)
 
 
-@lowers(aten.count_nonzero.dim_IntList)
+@computes(aten.count_nonzero.dim_IntList)
 def count_nonzero_dims(g: Graph, x: Value, dim: Dims) -> Value:
     return reduced(g, "SUM", g.cast(g.cast(x, "bool"), "int64"), dim, False)
 
@@ -101,27 +101,27 @@ def extreme(g: Graph, x: Value, largest: bool, dims: Dims, keepdim: bool) -> Val
     return reduced(g, "REDUCE_MAX" if largest else "REDUCE_MIN", x, dims, keepdim)
 
 
-@lowers(aten.amax.default)
+@computes(aten.amax.default)
 def amax(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     return extreme(g, x, True, dim, keepdim)
 
 
-@lowers(aten.amin.default)
+@computes(aten.amin.default)
 def amin(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     return extreme(g, x, False, dim, keepdim)
 
 
-@lowers(aten.max.default)
+@computes(aten.max.default)
 def max_all(g: Graph, x: Value) -> Value:
     return extreme(g, x, True, None, False)
 
 
-@lowers(aten.min.default)
+@computes(aten.min.default)
 def min_all(g: Graph, x: Value) -> Value:
     return extreme(g, x, False, None, False)
 
 
-@lowers(aten.aminmax.default)
+@computes(aten.aminmax.default)
 def aminmax(g: Graph, x: Value, *, dim: int | None, keepdim: bool) -> tuple[Value, Value]:
     low = extreme(g, x, False, dim, keepdim)
     return low, extreme(g, x, True, dim, keepdim)
@@ -157,22 +157,22 @@ def _position(g: Graph, x: Value, largest: bool, dim: int | None, keepdim: bool)
     return g.cast(g.reshape(found, shape), "int64")
 
 
-@lowers(aten.argmax.default)
+@computes(aten.argmax.default)
 def argmax(g: Graph, x: Value, dim: int | None, keepdim: bool) -> Value:
     return _position(g, x, True, dim, keepdim)
 
 
-@lowers(aten.argmin.default)
+@computes(aten.argmin.default)
 def argmin(g: Graph, x: Value, dim: int | None, keepdim: bool) -> Value:
     return _position(g, x, False, dim, keepdim)
 
 
-@lowers(aten.max.dim)
+@computes(aten.max.dim)
 def max_dim(g: Graph, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return extreme(g, x, True, dim, keepdim), _position(g, x, True, dim, keepdim)
 
 
-@lowers(aten.min.dim)
+@computes(aten.min.dim)
 def min_dim(g: Graph, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return extreme(g, x, False, dim, keepdim), _position(g, x, False, dim, keepdim)
 
@@ -185,22 +185,22 @@ def _truth(g: Graph, code: str, x: Value, dims: Dims, keepdim: bool) -> Value:
     return g.cast(found, g.result[0].dtype)
 
 
-@lowers(aten.any.default)
+@computes(aten.any.default)
 def any_all(g: Graph, x: Value) -> Value:
     return _truth(g, "REDUCE_ANY", x, None, False)
 
 
-@lowers(aten.any.dim, aten.any.dims)
+@computes(aten.any.dim, aten.any.dims)
 def any_(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     return _truth(g, "REDUCE_ANY", x, dim, keepdim)
 
 
-@lowers(aten.all.default)
+@computes(aten.all.default)
 def all_all(g: Graph, x: Value) -> Value:
     return _truth(g, "REDUCE_ALL", x, None, False)
 
 
-@lowers(aten.all.dim, aten.all.dims)
+@computes(aten.all.dim, aten.all.dims)
 def all_(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     return _truth(g, "REDUCE_ALL", x, dim, keepdim)
 
@@ -225,24 +225,24 @@ def _moments(
     return variance, g.reshape(centre, variance.shape)
 
 
-@lowers(aten.var.correction)
+@computes(aten.var.correction)
 def var(g: Graph, x: Value, dim: Dims, *, correction: float | None, keepdim: bool) -> Value:
     return _moments(g, x, dim, correction, keepdim)[0]
 
 
-@lowers(aten.std.correction)
+@computes(aten.std.correction)
 def std(g: Graph, x: Value, dim: Dims, *, correction: float | None, keepdim: bool) -> Value:
     return g.emit("SQRT", _moments(g, x, dim, correction, keepdim)[0])
 
 
-@lowers(aten.var_mean.correction)
+@computes(aten.var_mean.correction)
 def var_mean(
     g: Graph, x: Value, dim: Dims, *, correction: float | None, keepdim: bool
 ) -> tuple[Value, Value]:
     return _moments(g, x, dim, correction, keepdim)
 
 
-@lowers(aten.std_mean.correction)
+@computes(aten.std_mean.correction)
 def std_mean(
     g: Graph, x: Value, dim: Dims, *, correction: float | None, keepdim: bool
 ) -> tuple[Value, Value]:
@@ -274,34 +274,34 @@ def _norm(g: Graph, x: Value, order: float | None, dims: Dims, keepdim: bool) ->
     return norm_over(g, x, 2 if order is None else order, dims, keepdim)
 
 
-@lowers(aten.linalg_vector_norm.default)
+@computes(aten.linalg_vector_norm.default)
 def vector_norm(g: Graph, x: Value, ord: float, dim: Dims, keepdim: bool, *, dtype: Any) -> Value:
     return _norm(g, x, ord, dim, keepdim)
 
 
-@lowers(aten.norm.Scalar)
+@computes(aten.norm.Scalar)
 def norm_scalar(g: Graph, x: Value, p: float) -> Value:
     return _norm(g, x, p, None, False)
 
 
-@lowers(aten.norm.ScalarOpt_dtype)
+@computes(aten.norm.ScalarOpt_dtype)
 def norm_dtype(g: Graph, x: Value, p: float | None, *, dtype: Any) -> Value:
     return _norm(g, x, p, None, False)
 
 
-@lowers(aten.norm.ScalarOpt_dim)
+@computes(aten.norm.ScalarOpt_dim)
 def norm_dim(g: Graph, x: Value, p: float | None, dim: Dims, keepdim: bool) -> Value:
     return _norm(g, x, p, dim, keepdim)
 
 
-@lowers(aten.norm.ScalarOpt_dim_dtype)
+@computes(aten.norm.ScalarOpt_dim_dtype)
 def norm_dim_dtype(
     g: Graph, x: Value, p: float | None, dim: Dims, keepdim: bool, *, dtype: Any
 ) -> Value:
     return _norm(g, x, p, dim, keepdim)
 
 
-@lowers(aten.logsumexp.default)
+@computes(aten.logsumexp.default)
 def logsumexp(g: Graph, x: Value, dim: Dims, keepdim: bool) -> Value:
     x = g.cast(x, g.result[0].dtype)
     top = extreme(g, x, True, dim, True)

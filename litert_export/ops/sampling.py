@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import binary, count, scalar, slice_dim, take
+from litert_export.ops._dims import binary, computes, count, scalar, slice_dim, take
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -109,7 +108,7 @@ class _Sampler:
         return total
 
 
-@lowers(aten.grid_sampler_2d.default)
+@computes(aten.grid_sampler_2d.default)
 def grid_sampler_2d(
     g: Graph,
     input: Value,

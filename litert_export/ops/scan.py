@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import NARROW, axis, binary, i32, pad, slice_dim
+from litert_export.ops._dims import NARROW, axis, binary, computes, i32, pad, slice_dim
 from torch_tpu_unified.core.aten import aten
 
 
@@ -26,7 +25,7 @@ def _steps(size: int) -> list[int]:
     return [1 << k for k in range((size - 1).bit_length())] if size > 1 else []
 
 
-@lowers(aten.cumsum.default)
+@computes(aten.cumsum.default)
 def cumsum(g: Graph, x: Value, dim: int, *, dtype: Any) -> Value:
     x = g.cast(x, g.result[0].dtype)
     if not x.rank or not x.size:
@@ -34,7 +33,7 @@ def cumsum(g: Graph, x: Value, dim: int, *, dtype: Any) -> Value:
     return g.emit("CUMSUM", x, i32(g, axis(dim, x.rank)), shape=x.shape)
 
 
-@lowers(aten.cumprod.default)
+@computes(aten.cumprod.default)
 def cumprod(g: Graph, x: Value, dim: int, *, dtype: Any) -> Value:
     x = g.cast(x, g.result[0].dtype)
     if not x.rank or not x.size:
@@ -70,11 +69,11 @@ def _choose(g: Graph, condition: Value, a: Value, b: Value) -> Value:
     return g.emit("SELECT_V2", condition, a, b, shape=a.shape, dtype=a.dtype)
 
 
-@lowers(aten.cummax.default)
+@computes(aten.cummax.default)
 def cummax(g: Graph, x: Value, dim: int) -> tuple[Value, Value]:
     return _running(g, x, dim, "GREATER_EQUAL")
 
 
-@lowers(aten.cummin.default)
+@computes(aten.cummin.default)
 def cummin(g: Graph, x: Value, dim: int) -> tuple[Value, Value]:
     return _running(g, x, dim, "LESS_EQUAL")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
 from litert_export.ops._dims import (
     axis,
     binary,
+    computes,
     concat,
     count,
     filled,
@@ -115,28 +115,28 @@ def _scatter(
     return g.reshape(_write(g, flat, where, updates, accumulate), shape)
 
 
-@lowers(aten.scatter.src)
+@computes(aten.scatter.src)
 def scatter(g: Graph, x: Value, dim: int, index: Value, src: Value) -> Value:
     return _scatter(g, x, dim, index, src, 0, False)
 
 
-@lowers(aten.scatter.value)
+@computes(aten.scatter.value)
 def scatter_value(g: Graph, x: Value, dim: int, index: Value, value: float) -> Value:
     return _scatter(g, x, dim, index, None, value, False)
 
 
-@lowers(aten.scatter_add.default)
+@computes(aten.scatter_add.default)
 def scatter_add(g: Graph, x: Value, dim: int, index: Value, src: Value) -> Value:
     return _scatter(g, x, dim, index, src, 0, True)
 
 
-@lowers(aten.scatter.reduce)
+@computes(aten.scatter.reduce)
 def scatter_reduce(g: Graph, x: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
     one_of(add=True)(reduce)
     return _scatter(g, x, dim, index, src, 0, True)
 
 
-@lowers(aten.scatter_reduce.two)
+@computes(aten.scatter_reduce.two)
 def scatter_reduce_two(
     g: Graph, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool
 ) -> Value:
@@ -170,12 +170,12 @@ def _rows(g: Graph, x: Value, dim: int, index: Value, source: Value, accumulate:
     return g.reshape(g.transpose(g.reshape(result, moved.shape), back), shape)
 
 
-@lowers(aten.index_copy.default)
+@computes(aten.index_copy.default)
 def index_copy(g: Graph, x: Value, dim: int, index: Value, source: Value) -> Value:
     return _rows(g, x, dim, index, source, False)
 
 
-@lowers(aten.index_add.default)
+@computes(aten.index_add.default)
 def index_add(g: Graph, x: Value, dim: int, index: Value, source: Value, *, alpha: float) -> Value:
     if alpha != 1:
         source = binary(g, "MUL", source, scalar(g, alpha, source.dtype))
@@ -189,12 +189,12 @@ def _filled_rows(g: Graph, x: Value, dim: int, index: Value, value: Value) -> Va
     return _rows(g, x, dim, index, source, False)
 
 
-@lowers(aten.index_fill.int_Scalar)
+@computes(aten.index_fill.int_Scalar)
 def index_fill(g: Graph, x: Value, dim: int, index: Value, value: float) -> Value:
     return _filled_rows(g, x, dim, index, scalar(g, value, x.dtype))
 
 
-@lowers(aten.index_fill.int_Tensor)
+@computes(aten.index_fill.int_Tensor)
 def index_fill_tensor(g: Graph, x: Value, dim: int, index: Value, value: Value) -> Value:
     return _filled_rows(g, x, dim, index, value)
 
@@ -213,7 +213,7 @@ def _masked(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool) ->
     return choose(g, mask, values, x)
 
 
-@lowers(aten.index_put.default)
+@computes(aten.index_put.default)
 def index_put(
     g: Graph, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:

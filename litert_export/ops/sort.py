@@ -9,8 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from litert_export.graph import Graph, Value
-from litert_export.ops import lowers
-from litert_export.ops._dims import NARROW, axis, filled, from_last, i32, slice_dim, to_last
+from litert_export.ops._dims import (
+    NARROW,
+    axis,
+    computes,
+    filled,
+    from_last,
+    i32,
+    slice_dim,
+    to_last,
+)
 from litert_export.ops.reduce import reduced, reversed_order
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -34,7 +42,7 @@ def top(g: Graph, x: Value, k: int, dim: int, descending: bool) -> tuple[Value, 
     return g.cast(from_last(g, values, dim), dtype), index
 
 
-@lowers(aten.topk.default)
+@computes(aten.topk.default)
 def topk(g: Graph, x: Value, k: int, dim: int, largest: bool, sorted: bool) -> tuple[Value, Value]:
     return top(g, x, k, dim, largest)
 
@@ -43,24 +51,24 @@ def _size(x: Value, dim: int) -> int:
     return x.shape[axis(dim, x.rank)] if x.rank else 1
 
 
-@lowers(aten.sort.default)
+@computes(aten.sort.default)
 def sort(g: Graph, x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
     return top(g, x, _size(x, dim), dim, descending)
 
 
-@lowers(aten.sort.stable)
+@computes(aten.sort.stable)
 def sort_stable(
     g: Graph, x: Value, *, stable: bool | None, dim: int, descending: bool
 ) -> tuple[Value, Value]:
     return top(g, x, _size(x, dim), dim, descending)
 
 
-@lowers(aten.argsort.default)
+@computes(aten.argsort.default)
 def argsort(g: Graph, x: Value, dim: int, descending: bool) -> Value:
     return top(g, x, _size(x, dim), dim, descending)[1]
 
 
-@lowers(aten.argsort.stable)
+@computes(aten.argsort.stable)
 def argsort_stable(g: Graph, x: Value, *, stable: bool, dim: int, descending: bool) -> Value:
     return top(g, x, _size(x, dim), dim, descending)[1]
 
@@ -73,17 +81,17 @@ def _kth(g: Graph, x: Value, k: int, dim: int) -> tuple[Value, Value]:
     return g.reshape(values, g.result[0].shape), g.reshape(index, g.result[0].shape)
 
 
-@lowers(aten.kthvalue.default)
+@computes(aten.kthvalue.default)
 def kthvalue(g: Graph, x: Value, k: int, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return _kth(g, x, k, dim)
 
 
-@lowers(aten.median.dim)
+@computes(aten.median.dim)
 def median_dim(g: Graph, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return _kth(g, x, (_size(x, dim) + 1) // 2, dim)
 
 
-@lowers(aten.median.default)
+@computes(aten.median.default)
 def median(g: Graph, x: Value) -> Value:
     return _kth(g, g.reshape(x, (x.size,)), (x.size + 1) // 2, 0)[0]
 
@@ -101,12 +109,12 @@ def _rank_in(g: Graph, edges: Value, x: Value, right: bool) -> Value:
     return g.cast(total, g.result[0].dtype)
 
 
-@lowers(aten.bucketize.Tensor)
+@computes(aten.bucketize.Tensor)
 def bucketize(g: Graph, x: Value, boundaries: Value, *, out_int32: bool, right: bool) -> Value:
     return _rank_in(g, boundaries, g.reshape(x, (*x.shape, 1)), right)
 
 
-@lowers(aten.searchsorted.Tensor)
+@computes(aten.searchsorted.Tensor)
 def searchsorted(
     g: Graph,
     sorted_sequence: Value,

@@ -24,6 +24,25 @@ def _ints(name: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> OpCase:
     )
 
 
+def _half(dtype: torch.dtype) -> OpCase:
+    """Half precision inside a float32 program; every sum is rounded once, at its end."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        a, b = a.to(dtype), b.to(dtype)
+        results = [a @ b, a.sum(1), a.sort().values, a.cumsum(0), a.amax(0)]
+        return [r.float() for r in results]
+
+    label = str(dtype).removeprefix("torch.")
+    shapes = ((3, 4), (4, 2))
+    return OpCase(
+        f"half_{label}",
+        fn,
+        lambda: tuple(torch.randn(s) for s in shapes),
+        tol=1e-2,
+        halves=("litert",),
+    )
+
+
 CASES = [
     _case("mm", torch.mm, (2, 3), (3, 5)),
     _case("mm_const_right", lambda x: x @ _W.t(), (2, 3)),
@@ -75,6 +94,7 @@ CASES = [
         (2, 5, 2, 4),
     ),
     _case("tensordot", lambda a, b: torch.tensordot(a, b, dims=2), (2, 3, 4), (3, 4, 5)),
+    *(_half(dtype) for dtype in (torch.float16, torch.bfloat16)),
     _ints("int64", torch.int64, (2, 3), (3, 5)),
     _ints("int32_batch", torch.int32, (2, 4, 3), (2, 3, 5)),
     _ints("int8", torch.int8, (2, 3), (3, 5)),
