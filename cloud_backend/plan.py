@@ -79,6 +79,7 @@ class Kernel:
         self.host = entry.traits["host"]
         returns = op._schema.returns
         self.fresh_count = sum(1 for r in returns if r.alias_info is None)
+        self.special = bool(self.random or self.host or self.writes)
         self.plans: dict[Any, Plan] = {}
 
     # ---- flattening
@@ -134,16 +135,40 @@ class Kernel:
         return ("C", kind, a)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The commonest call (contiguous tensors and numbers, one fresh tensor) inlines `_tensor`
+        # and `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
+        if kwargs or self.special:
+            return self._general(args, kwargs)
+        arrays: list[Any] = []
+        key: list[Any] = [_default_dtype()]
+        for a in args:
+            if isinstance(a, Tensor):
+                buffer = getattr(a.untyped_storage(), "buffer", None)
+                shape = a.shape
+                if buffer is None or buffer.array is None or not a.is_contiguous():
+                    key.append(self._tensor(a, arrays))
+                    continue
+                base = buffer.array
+                if base.shape != shape:
+                    key.append(self._tensor(a, arrays))
+                    continue
+                arrays.append(base)
+                key.append(("W", shape, a.dtype))
+            else:
+                key.append(self._flatten(a, len(key) - 1, arrays))
+        plan = self.plans.get(tuple(key))
+        if plan is None or plan.tree is not None:
+            return self._general(args, kwargs)
+        return tensor.wrap(plan.run(*arrays), plan.fresh[0])
+
+    def _general(self, args: Any, kwargs: Any) -> Any:
         generator = kwargs.pop("generator", None) if self.random else None
         if self.host and (self.host is True or self.host(args, kwargs)):
             return self._on_host(args, kwargs)
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype()]
         for i, a in enumerate(args):
-            if isinstance(a, Tensor):
-                key.append(self._tensor(a, arrays))
-            else:
-                key.append(self._flatten(a, i, arrays))
+            key.append(self._flatten(a, i, arrays))
         for name, a in kwargs.items():
             key.append((name, self._flatten(a, self.position[name], arrays)))
         if self.random:
@@ -151,13 +176,14 @@ class Kernel:
         cache_key = tuple(key)
         plan = self.plans.get(cache_key)
         if plan is None:
-            plan = self.plans[cache_key] = self._build(cache_key, len(args), arrays, args, kwargs)
+            plan = self._build(cache_key, len(args), arrays, args, kwargs)
+            self.plans[cache_key] = plan
         results = plan.run(*arrays)
-        if not self.writes:
-            if plan.tree is None:
-                return tensor.wrap(results, plan.fresh[0])
-            return _rebuild(plan, results)
-        return self._write_back(plan, results, args, kwargs)
+        if self.writes:
+            return self._write_back(plan, results, args, kwargs)
+        if plan.tree is None:
+            return tensor.wrap(results, plan.fresh[0])
+        return _rebuild(plan, results)
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         i = self.position[name]

@@ -98,22 +98,20 @@ class _Addresses:
         return address
 
 
-_addresses: _Addresses | None = None
+_take_address = _Addresses().take
+_NO_ELEMENTS = [0]
 
 
 def new_storage(array: Any, nbytes: int) -> torch.UntypedStorage:
     """A storage of `nbytes` on the device that carries `array` (None: not written yet)."""
-    global _addresses
-    if _addresses is None:
-        _addresses = _Addresses()
-    storage = _new_storage(_addresses.take(nbytes), DEVICE, nbytes)
+    storage = _new_storage(_take_address(nbytes), DEVICE, nbytes)
     storage.buffer = Buffer(array, nbytes)
     return storage
 
 
 def wrap(array: Any, m: Meta) -> torch.Tensor:
     """A new tensor of metadata `m` over `array`, whose flattening is the storage's content."""
-    tensor: torch.Tensor = _new_tensor([0], m.dtype)
+    tensor: torch.Tensor = _new_tensor(_NO_ELEMENTS, m.dtype)
     _set(CPU_KEYS, tensor, new_storage(array, m.nbytes), 0, m.size, m.stride)
     return tensor
 
