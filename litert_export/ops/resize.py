@@ -116,13 +116,6 @@ def upsample_bilinear2d(
     return _bilinear(g, input, align_corners, scale_factors)
 
 
-@lowers(aten.upsample_bilinear2d.default)
-def upsample_bilinear2d_default(
-    g: Graph, x: Value, output_size: Any, align_corners: bool, scales_h: Any, scales_w: Any
-) -> Value:
-    return _bilinear(g, x, align_corners, [scales_h, scales_w])
-
-
 def _register_nearest(count: int, name: str) -> None:
     packet = getattr(torch.ops.aten, name)
 

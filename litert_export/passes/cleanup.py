@@ -12,10 +12,14 @@ import numpy as np
 from litert_export.graph import Graph, Op, Value
 
 # Ops whose result may differ between equal calls, or that have effects.
-_KEPT = frozenset(
-    ["ASSIGN_VARIABLE", "CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "SVDF", "WHILE", "IF", "CUSTOM"]
-)
-_EFFECTS = frozenset(["ASSIGN_VARIABLE", "CALL_ONCE", "CUSTOM"])
+_KEPT = frozenset({
+    "ASSIGN_VARIABLE", "CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "RANDOM_UNIFORM",
+    "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "UNIDIRECTIONAL_SEQUENCE_LSTM",
+    "UNIDIRECTIONAL_SEQUENCE_RNN", "SVDF", "WHILE", "IF", "CUSTOM",
+})  # fmt: skip
+_EFFECTS = frozenset({
+    "ASSIGN_VARIABLE", "CALL_ONCE", "CUSTOM",
+})  # fmt: skip
 
 
 def run(graph: Graph) -> Graph:

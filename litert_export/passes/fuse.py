@@ -24,7 +24,9 @@ _CHANNEL_AXIS = {
 }
 _BIAS = {"TRANSPOSE_CONV": 3, "CONV_3D_TRANSPOSE": 3}
 # TRANSPOSE_CONV could take an activation too, in a version that older runtimes lack.
-_ACTIVATED = frozenset(["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV"])
+_ACTIVATED = frozenset({
+    "CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
+})  # fmt: skip
 _ACTIVATIONS = ("RELU", "RELU6", "RELU_N1_TO_1")
 _FUSED = "fused_activation_function"
 
@@ -33,8 +35,11 @@ def run(graph: Graph) -> Graph:
     """Fuse until nothing changes."""
     for inner in graph.subgraphs:
         run(inner)
-    while any([_each(graph, rule) for rule in (_affine, _activation, _same, _pool_padding)]):
-        pass
+    changed = True
+    while changed:
+        changed = False
+        for rule in (_affine, _activation, _same, _pool_padding):
+            changed |= _each(graph, rule)
     return graph
 
 
@@ -45,8 +50,15 @@ class _Context:
         self.consumers = graph.consumers()
         self.outputs = set(graph.outputs)
 
+    def update(self, op: Op) -> None:
+        """Bring the tables up to date after a rule changed `op` or removed it."""
+        if not op.outputs:
+            self.graph.ops = [o for o in self.graph.ops if o.outputs]
+        self.producers = self.graph.producers()
+        self.consumers = self.graph.consumers()
+
     def source(self, v: Value) -> tuple[Op | None, list[Op]]:
-        """The op behind `v`, past reshapes that keep the last axis, if nothing else reads on the way."""
+        """The op behind `v`, past reshapes that keep the last axis, if nothing else reads it."""
         path: list[Op] = []
         while True:
             op = self.producers.get(v)
@@ -61,14 +73,14 @@ class _Context:
 
 
 def _each(graph: Graph, rule: Callable[[_Context, Op], bool]) -> bool:
-    """Apply a rule until it changes nothing more; the rule removes ops by emptying their outputs."""
+    """Apply a rule to every op; it removes an op by emptying the op's outputs."""
     changed = False
     context = _Context(graph)
     for op in list(graph.ops):
-        if op.outputs and rule(context, op):
+        while op.outputs and rule(context, op):
             changed = True
-            graph.ops = [o for o in graph.ops if o.outputs]
-            context = _Context(graph)
+            context.update(op)
+    graph.ops = [o for o in graph.ops if o.outputs]
     return changed
 
 

@@ -142,12 +142,11 @@ class Layout:
     def choose(self, inputs: list[Value], output: Value) -> Perm:
         """The form of an op whose operands must all have the same one: the least data moved."""
         plain = perms.identity(output.rank)
+        wanted = {p for p in self.demands.get(output, ()) if len(p) == output.rank}
         candidates = [plain]
-        for v in inputs:
-            _, p = self.view(v)
+        for p in [*(self.view(v)[1] for v in inputs), *sorted(wanted)]:
             if p not in candidates:
                 candidates.append(p)
-        wanted = self.demands.get(output, set())
 
         def moved(p: Perm) -> tuple[int, int, int]:
             before = sum(self.cost(v, p) for v in inputs)

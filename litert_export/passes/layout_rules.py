@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from litert_export.passes.layout import Layout
 
 Rule = Callable[["Layout", Op], bool]
-ELEMENTWISE = frozenset(
-    "ADD SUB MUL DIV POW MAXIMUM MINIMUM SQUARED_DIFFERENCE FLOOR_DIV FLOOR_MOD ATAN2 EQUAL NOT_EQUAL "
-    "LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR LOGICAL_NOT BITWISE_XOR RIGHT_SHIFT "
-    "SELECT_V2 CAST ABS NEG SIGN EXP LOG SQRT RSQRT SIN COS FLOOR CEIL ROUND SQUARE TANH LOGISTIC "
-    "RELU RELU6 RELU_N1_TO_1 RELU_0_TO_1 LEAKY_RELU ELU GELU HARD_SWISH PRELU STABLEHLO_AND "
-    "ZEROS_LIKE".split()
-)
-REDUCTIONS = frozenset("MEAN SUM REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_ANY REDUCE_ALL".split())
-_SAME_AXES = ELEMENTWISE | frozenset(
-    "CONCATENATION PAD PADV2 MIRROR_PAD SLICE STRIDED_SLICE SPLIT SPLIT_V REVERSE_V2 CUMSUM".split()
-)
+ELEMENTWISE = frozenset({
+    "ADD", "SUB", "MUL", "DIV", "POW", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "FLOOR_DIV",
+    "FLOOR_MOD", "ATAN2", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER",
+    "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "BITWISE_XOR", "RIGHT_SHIFT",
+    "SELECT_V2", "CAST", "ABS", "NEG", "SIGN", "EXP", "LOG", "SQRT", "RSQRT", "SIN", "COS",
+    "FLOOR", "CEIL", "ROUND", "SQUARE", "TANH", "LOGISTIC", "RELU", "RELU6", "RELU_N1_TO_1",
+    "RELU_0_TO_1", "LEAKY_RELU", "ELU", "GELU", "HARD_SWISH", "PRELU", "STABLEHLO_AND",
+    "ZEROS_LIKE",
+})  # fmt: skip
+REDUCTIONS = frozenset({
+    "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL",
+})  # fmt: skip
+_SAME_AXES = ELEMENTWISE | frozenset({
+    "CONCATENATION", "PAD", "PADV2", "MIRROR_PAD", "SLICE", "STRIDED_SLICE", "SPLIT",
+    "SPLIT_V", "REVERSE_V2", "CUMSUM",
+})  # fmt: skip
 
 
 def demands(graph: Graph) -> dict[Value, set[Perm]]:
@@ -74,13 +79,15 @@ def elementwise(walk: Layout, op: Op) -> bool:
     out = op.outputs[0]
     inputs = [v for v in op.inputs if v is not None]
     large = [v for v in inputs if v.rank == out.rank and v.size > 1]
-    if all(walk.is_plain(v) for v in inputs) or not large:
+    indifferent = not walk.demands.get(out, set()) - {perms.identity(out.rank)}
+    if not large or (indifferent and all(walk.is_plain(v) for v in inputs)):
+        return False
+    p = walk.choose(large, out)
+    if p == perms.identity(out.rank):
         return False
     for position, v in enumerate(op.inputs):
         if v is not None and v.size > 1 and v.rank < out.rank:
             op.inputs[position] = walk.expanded(v, out.rank)
-    large = [v for v in op.inputs if v is not None and v.rank == out.rank]
-    p = walk.choose(large, out)
     op.inputs = [
         v if v is None else walk.in_form(v, p) if v.rank == out.rank else walk.materialise(v)
         for v in op.inputs
@@ -150,7 +157,7 @@ def last_axis(walk: Layout, op: Op) -> bool:
 def per_axis(walk: Layout, op: Op) -> bool:
     """Ops with a row per axis in constant tables (PAD, SLICE, TILE, …)."""
     x = op.inputs[0]
-    if x is None or walk.is_plain(x) or x.rank != op.outputs[0].rank:
+    if x is None or x.rank != op.outputs[0].rank:
         return False
     masks = [k for k in op.options if k.endswith("_mask") and op.options[k]]
     if set(masks) - {"begin_mask", "end_mask"} or op.options.get("offset"):
@@ -158,7 +165,11 @@ def per_axis(walk: Layout, op: Op) -> bool:
     tables = op.inputs[1:2] if op.code in ("PADV2", "BROADCAST_TO", "TILE") else op.inputs[1:]
     if any(_data(t) is None for t in tables):
         return False
-    base, p = walk.view(x)
+    # Before or after this op, whichever moves less: PAD makes more of it, SLICE less.
+    p = walk.choose([x], op.outputs[0])
+    if p == perms.identity(x.rank):
+        return False
+    base = walk.in_form(x, p)
     back = list(perms.inverse(p))
     for i, t in enumerate(tables, start=1):
         assert t is not None and t.data is not None
@@ -234,7 +245,25 @@ def reshape(walk: Layout, op: Op) -> bool:
         shape, q = found
         walk.alias(out, _reshaped(walk, base, shape, op, out, q), q)
         return True
-    return _flatten_into_linear(walk, op, base, p)
+    return _flatten_into_linear(walk, op, base, p) or _gathered(walk, op, base, p)
+
+
+def _gathered(walk: Layout, op: Op, base: Value, p: Perm) -> bool:
+    """Merge axes that stand apart (a channel shuffle) by one small reordering, and stay permuted."""
+    out = op.outputs[0]
+    wanted = walk.demands.get(out, set())
+    if not wanted or perms.identity(out.rank) in wanted:
+        return False  # the readers want the plain form: one transpose gives it
+    r = perms.gather_groups(base.shape, p, out.shape)
+    if r is None:
+        return False
+    q = tuple(r.index(axis) for axis in p)
+    found = perms.reshape_through(perms.permuted(base.shape, r), q, out.shape)
+    if found is None:
+        return False
+    made = walk.transposed(base, r)
+    walk.alias(out, _reshaped(walk, made, found[0], op, out, found[1]), found[1])
+    return True
 
 
 def _reshaped(

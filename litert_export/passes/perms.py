@@ -73,6 +73,19 @@ def reshape_groups(
     return groups
 
 
+def gather_groups(base: Sequence[int], p: Perm, new: Sequence[int]) -> Perm | None:
+    """The least reordering r of x after which `reshape_through` exists for `x.transpose(r)`.
+
+    Axes that the reshape merges come to stand together; all else keeps its order in x.
+    """
+    groups = reshape_groups(permuted(base, p), new)
+    if groups is None:
+        return None
+    axes = sorted(([p[i] for i in left] for left, _ in groups), key=min)
+    ones = [a for a in range(len(base)) if base[a] == 1]
+    return (*ones, *(a for group in axes for a in group))
+
+
 def reshape_through(
     base: Sequence[int], p: Perm, new: Sequence[int]
 ) -> tuple[tuple[int, ...], Perm] | None:

@@ -37,6 +37,7 @@ def _mixed(name: str, fn: Callable[..., Any], *dtypes: torch.dtype) -> OpCase:
     return OpCase(name, fn, lambda: tuple((torch.randn(3, 4) * 4).round().to(d) for d in dtypes))
 
 
+_aten = torch.ops.aten
 _INTS = {"i32": torch.int32, "i64": torch.int64, "i8": torch.int8, "u8": torch.uint8}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": torch.add,
@@ -165,6 +166,15 @@ CASES = [
     _f(
         "addcdiv", lambda a, b, c: torch.addcdiv(a, b, c.abs() + 1, value=0.3), (3, 4), (3, 4), (4,)
     ),
+    _f(
+        "scalar_overloads",
+        lambda a: (_aten.add.Scalar(a, 2), _aten.sub.Scalar(a, 2), _aten.mul.Scalar(a, 2)),
+    ),
+    _f(
+        "scalar_overloads_div",
+        lambda a: (_aten.div.Scalar(a, 3), _aten.div.Scalar_mode(a, 3, rounding_mode="floor")),
+    ),
+    _i("shift_scalar", lambda a: _aten.bitwise_right_shift.Tensor_Scalar(a, 1), torch.int32, 1),
     _f("sgn", torch.sgn),
     _f("fmod_scalar", lambda a: (torch.fmod(a, 1.3), torch.remainder(a, 1.3))),
     _positive("small_log1p", lambda a: torch.log1p(a * 1e-6), 0, 1),

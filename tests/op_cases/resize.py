@@ -54,9 +54,4 @@ CASES = [
             ("_upsample_nearest_exact3d", (1, 2, 3, 4, 5), [4, 6, 5]),
         )
     ),
-    OpCase(
-        "upsample_bilinear2d_by_size",
-        _aten.upsample_bilinear2d.default,
-        lambda: (torch.randn(_IMAGE), [9, 7], False),
-    ),
 ]
