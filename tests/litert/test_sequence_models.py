@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from litert_export import capture, export, reader, verify
+from torch_tpu_unified.core.errors import LoweringError
 
 _TOLERANCE = 1e-4
 _LLM = {
@@ -219,3 +220,51 @@ def test_recurrent_file_does_not_grow_with_the_sequence() -> None:
 def test_linear_layers_are_fully_connected() -> None:
     codes = _codes(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), torch.randn(3, 4))
     assert codes == {"FULLY_CONNECTED": 2}
+
+
+class Call(nn.Module):
+    """A module around a function."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.fn(*inputs)
+
+
+def _scattered(x: torch.Tensor) -> torch.Tensor:
+    return x.scatter_reduce(0, torch.zeros_like(x, dtype=torch.int64), x, "amax")
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "attention_dropout": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        "dropout in attention",
+    ),
+    "float64": (lambda x: x.double().sum(1).float(), "no float64 kernel"),
+    "masked_values": (
+        lambda x: torch.ops.aten.index_put(x, [x > 0], x[0, 0].expand(2)),
+        "through a mask that the program computes",
+    ),
+    "scatter_amax": (_scattered, "'amax' is not one of sum, mean"),
+    "bicubic": (
+        lambda x: F.grid_sample(x[None, None], x[None, :2, :2, None].expand(1, 2, 2, 2), "bicubic"),
+        "bicubic grid sampling",
+    ),
+    "computed_weights": (
+        lambda x: torch.gru(
+            x[:, None], x[:1, None], [x.repeat(3, 1)[:12], x.repeat(3, 1)[:12]],
+            False, 1, 0.0, False, False, False,
+        ),
+        "recurrent weights that the program computes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal(name: str) -> None:
+    fn, reason = REFUSED[name]
+    program = capture.capture(Call(fn), (torch.randn(4, 4),))
+    with pytest.raises(LoweringError, match=reason):
+        export({"f": program})
