@@ -189,8 +189,9 @@ class Emitter:
         lines = [report.as_text(missing)] if missing else []
         lines += [f"  {n.target.__name__}   from {report.source_line(n)}" for n in strange]
         kinds = len(missing) + len({n.target for n in strange})
+        plural, calls = "s" * (kinds > 1), f"{total} call{'s' * (total > 1)}"
         raise LoweringError(
-            f"litert: {kinds} operator{'s' * (kinds > 1)} without a lowering, {total} calls\n"
+            f"litert: {kinds} operator{plural} without a lowering, {calls}\n"
             + "\n".join(lines)
             + "\n  next: pass lowerings={op: function}, or write the model without them"
         )

@@ -1,8 +1,8 @@
 """Upsampling and downsampling: nearest, linear, cubic and antialiased, in one to three dimensions.
 
-Every such map is separable and linear, with weights that depend on sizes only: one matrix (or one list
-of indices) per axis, taken from PyTorch itself by resizing the identity. Where LiteRT's own RESIZE
-operator means the same, it is used instead.
+Every such map is separable and linear, with weights that depend on sizes only: one matrix (or one
+list of indices) per axis, taken from PyTorch itself by resizing the identity. Where LiteRT's own
+RESIZE operator means the same, it is used instead.
 """
 
 from __future__ import annotations

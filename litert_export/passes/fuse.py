@@ -1,8 +1,8 @@
 """Folds scale, shift, activation and padding into the operator beside them.
 
-Runs after layout, when channels are the last axis. A batch norm is a MUL and an ADD by a constant per
-channel: both go into the weight and bias of the convolution or linear layer before them, computed in
-float64. Only activations that every LiteRT kernel honours are fused.
+Runs after layout, when channels are the last axis. A batch norm is a MUL and an ADD by a constant
+per channel: both go into the weight and bias of the convolution or linear layer before them,
+computed in float64. Only activations that every LiteRT kernel honours are fused.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def reshape(walk: Layout, op: Op) -> bool:
 
 
 def _gathered(walk: Layout, op: Op, base: Value, p: Perm) -> bool:
-    """Merge axes that stand apart (a channel shuffle) by one small reordering, and stay permuted."""
+    """Merge axes that stand apart (a channel shuffle) by one small reordering; stay permuted."""
     out = op.outputs[0]
     wanted = walk.demands.get(out, set())
     if not wanted or perms.identity(out.rank) in wanted:

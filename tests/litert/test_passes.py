@@ -1,6 +1,7 @@
 """The passes: golden texts of whole graphs, transposes counted, and each pass on its own.
 
-`python -m tests.litert.test_passes` writes the golden texts anew; read their diff before committing.
+`python -m tests.litert.test_passes` writes the golden texts anew; read their diff before
+committing.
 """
 
 from __future__ import annotations

@@ -53,7 +53,26 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 _COMPARE = {n: getattr(torch, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
 _LOGIC = {n: getattr(torch, n) for n in ("logical_and", "logical_or", "logical_xor")}
 _BITS = {n: getattr(torch, n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")}
-_ANY = ["exp", "expm1", "sin", "cos", "tan", "atan", "asinh", "sinh", "cosh", "erf", "floor", "ceil", "round", "trunc", "abs", "neg", "sign", "square"]
+_ANY = [
+    "exp",
+    "expm1",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "asinh",
+    "sinh",
+    "cosh",
+    "erf",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "abs",
+    "neg",
+    "sign",
+    "square",
+]
 _LIMITED = {
     "log": (0.01, 9), "log2": (0.01, 9), "log10": (0.01, 9), "log1p": (-0.9, 9), "sqrt": (0, 9),
     "rsqrt": (0.01, 9), "asin": (-1, 1), "acos": (-1, 1), "acosh": (1, 9), "atanh": (-0.95, 0.95),
