@@ -28,7 +28,9 @@ CASES = [
     ),
     OpCase(
         "affine",
-        lambda x, t: F.grid_sample(x, F.affine_grid(t, x.shape, align_corners=False)),
+        lambda x, t: F.grid_sample(
+            x, F.affine_grid(t, x.shape, align_corners=False), align_corners=False
+        ),
         lambda: (torch.randn(2, 1, 5, 6), torch.randn(2, 2, 3)),
     ),
     OpCase(
