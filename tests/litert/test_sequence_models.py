@@ -249,7 +249,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "scatter_amax": (_scattered, "'amax' is not one of sum, mean"),
     "bicubic": (
-        lambda x: F.grid_sample(x[None, None], x[None, :2, :2, None].expand(1, 2, 2, 2), "bicubic", align_corners=False),
+        lambda x: F.grid_sample(x[None, None], x[None, :2, :2, None].expand(-1, -1, -1, 2),
+                                "bicubic", align_corners=False),
         "bicubic grid sampling",
     ),
     "computed_weights": (
