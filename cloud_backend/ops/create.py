@@ -51,6 +51,22 @@ def ones(size, *, dtype):
     return jnp.ones(tuple(size), chosen_dtype(dtype))
 
 
+# What compiled graphs allocate holds zeros, since a value must be there; strides are the caller's.
+@lowers(aten.empty.memory_format)
+def empty(size, *, dtype, memory_format):
+    return zeros(size, dtype=dtype)
+
+
+@lowers(aten.empty_strided.default)
+def empty_strided(size, stride, *, dtype):
+    return zeros(size, dtype=dtype)
+
+
+@lowers(aten.empty_permuted.default)
+def empty_permuted(size, physical_layout, *, dtype):
+    return zeros(size, dtype=dtype)
+
+
 @lowers(aten.full.default)
 def full(size, fill_value, *, dtype):
     if dtype is None:
