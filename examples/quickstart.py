@@ -149,7 +149,7 @@ def _(images, labels, logits, plt, torch):
     )
     for _column, _i in enumerate(_hard.tolist()):
         _axes[0, _column].imshow(images[_i, 0], cmap="gray_r")
-        _axes[0, _column].set(xticks=[], yticks=[], title=f"a {labels[_i].item()}")
+        _axes[0, _column].set(xticks=[], yticks=[], title=f"true {labels[_i].item()}")
         for _row, (_target, _found) in enumerate(logits.items(), start=1):
             _axis, _share = _axes[_row, _column], torch.softmax(_found[_i], 0)
             _colors = ["tab:blue" if d == _share.argmax() else "lightsteelblue" for d in range(10)]
