@@ -410,7 +410,8 @@ def _store(base: Any, view: views.Spec, starts: Any, dtype: np.dtype, value: Any
 
 def _check_overlap(written: list[Tensor]) -> None:
     for t in written:
-        if any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True)):
+        strides = zip(t.stride(), t.shape, strict=True)
+        if t.numel() and any(s == 0 and n > 1 for s, n in strides):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to a "
                 "single memory location. Please clone() the tensor before performing the operation."

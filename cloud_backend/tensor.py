@@ -18,7 +18,7 @@ import torch
 from cloud_backend import runtime, views
 from cloud_backend.dtypes import to_jax
 
-_ALIGNMENT = 64
+_PAGE = 4096
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 DEVICE = torch.device("privateuseone", 0)  # prints as tpu:0 once the backend has its name
 _new_storage = torch._C._construct_storage_from_data_pointer
@@ -31,7 +31,6 @@ class Memory:
 
     current = 0
     peak = 0
-    allocations = 0
 
 
 class Buffer:
@@ -42,10 +41,9 @@ class Buffer:
     def __init__(self, array: Any, nbytes: int) -> None:
         self.array = array
         self.nbytes = nbytes
-        Memory.allocations += 1
-        Memory.current += nbytes
-        if Memory.current > Memory.peak:
-            Memory.peak = Memory.current
+        current = Memory.current = Memory.current + nbytes
+        if current > Memory.peak:
+            Memory.peak = current
 
     def __del__(self) -> None:
         Memory.current -= self.nbytes
@@ -58,12 +56,15 @@ class Meta(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
+    contiguous: bool
 
 
 def meta(size: Any, stride: Any, dtype: torch.dtype) -> Meta:
     """The `Meta` of a fresh tensor with this size, stride and dtype."""
     size, stride = tuple(size), tuple(stride)
-    return Meta(size, stride, dtype, views.extent(size, stride) * dtype.itemsize)
+    nbytes = views.extent(size, stride) * dtype.itemsize
+    contiguous = 0 not in size and stride == views.contiguous_stride(size)
+    return Meta(size, stride, dtype, nbytes, contiguous)
 
 
 class _Addresses:
@@ -85,14 +86,23 @@ class _Addresses:
             size >>= 1
             if size < 1 << 20:
                 raise MemoryError("no address space for tpu storages")
-        self.start, self.end, self.next = start, start + size, start
+        # Most storages are small: those take one page each from the first half, without a lock.
+        self.start, self.middle, self.end = start, start + size // 2, start + size
+        self.next = self.middle
+        self.pages = iter(range(self.start, self.middle, _PAGE)).__next__
         self.lock = threading.Lock()
 
     def take(self, nbytes: int) -> int:
-        step = (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
+        if nbytes < _PAGE:
+            try:
+                return self.pages()
+            except StopIteration:
+                self.pages = iter(range(self.start, self.middle, _PAGE)).__next__
+                return self.pages()
+        step = (nbytes + _PAGE) // _PAGE * _PAGE
         with self.lock:
             if self.next + step > self.end:
-                self.next = self.start
+                self.next = self.middle
             address = self.next
             self.next += step
         return address
@@ -111,7 +121,15 @@ def new_storage(array: Any, nbytes: int) -> torch.UntypedStorage:
 
 def wrap(array: Any, m: Meta) -> torch.Tensor:
     """A new tensor of metadata `m` over `array`, whose flattening is the storage's content."""
-    tensor: torch.Tensor = _new_tensor(_NO_ELEMENTS, m.dtype)
+    tensor: torch.Tensor
+    if m.contiguous:
+        # Exchanging the storage's pointer is far cheaper than dispatching `set_`.
+        tensor = _new_tensor(m.size, m.dtype)
+        storage = tensor.untyped_storage()
+        storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
+        storage.buffer = Buffer(array, m.nbytes)
+        return tensor
+    tensor = _new_tensor(_NO_ELEMENTS, m.dtype)
     _set(CPU_KEYS, tensor, new_storage(array, m.nbytes), 0, m.size, m.stride)
     return tensor
 

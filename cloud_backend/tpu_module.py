@@ -317,8 +317,8 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Start counting allocations anew."""
-    Memory.allocations = 0
+    """Nothing to do: no accumulated counters are kept."""
+    _index(device)
 
 
 def memory_reserved(device: Any = None) -> int:
@@ -338,7 +338,6 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     return {
         "allocated_bytes.all.current": Memory.current,
         "allocated_bytes.all.peak": Memory.peak,
-        "allocation.all.allocated": Memory.allocations,
         "reserved_bytes.all.current": memory_reserved(),
         "reserved_bytes.all.peak": max_memory_reserved(),
     }

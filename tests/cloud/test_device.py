@@ -77,6 +77,7 @@ def test_round_trip(dtype):
 def test_empty_and_scalar_shapes(shape):
     a = torch.ones(shape)
     same(a.to("tpu") + 1, a + 1)
+    assert (a.to("tpu") + 1).stride() == (a + 1).stride()
     same(a.to("tpu").sum(), a.sum())
     same(torch.zeros(shape, device="tpu"), torch.zeros(shape))
 
