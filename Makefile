@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test test-all lint types clean
+.PHONY: help setup demo test test-all break-one lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort \
@@ -53,6 +53,9 @@ test: lint types ## lint, types and the tests, in random order on 2 processes
 test-all: lint types ## as test, with every sample of every operator and the slow tests
 	$(call say,pytest --full on $(WORKERS) processes)
 	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal --full
+
+break-one: $(READY) ## damage some lowerings, one at a time, and see that a test fails each time
+	@$(RUN) -m tests.breaking
 
 clean: ## remove .venv, caches and what the demo left
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache

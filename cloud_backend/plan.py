@@ -241,6 +241,8 @@ class Kernel:
 
         def to_meta(a: Any) -> Any:
             if isinstance(a, Tensor):
+                if a.device.type == "cpu" and a.dim() == 0:
+                    return a  # some meta kernels insist on a scalar of the host
                 return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
             return torch.device("meta") if isinstance(a, torch.device) else a
 

@@ -87,7 +87,7 @@ def noticed(half: str, name: str) -> bool:
     short = name.split(".")[1].strip("_")
     command = [sys.executable, "-m", "pytest", SUITES[half], "-p", "tests.breaking", "-q", "-x"]
     command += ["--break", f"{half}:{name}", "-p", "no:randomly"]
-    for selection in (["-k", short], []):
+    for selection in (["--full", "-k", short], ["--full"]):
         done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=900)
         if done.returncode == 1:
             return True

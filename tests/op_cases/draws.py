@@ -84,7 +84,7 @@ DRAWS: dict[str, tuple[Draw, Cdf]] = {
     "randint_like": (lambda d: torch.randint_like(_empty(d), 7), _integers(0, 7)),
     "randint_like_low": (lambda d: torch.randint_like(_empty(d), -3, 7), _integers(-3, 7)),
     "randint_like_tensor": (
-        lambda d: torch.randint_like(_empty(d), torch.tensor(7, device=d)),
+        lambda d: torch.randint_like(_empty(d), torch.tensor(7)),
         _integers(0, 7),
     ),
     "rand_like_generator": (
@@ -105,7 +105,7 @@ DRAWS: dict[str, tuple[Draw, Cdf]] = {
     ),
     "randint_like_tensor_generator": (
         lambda d: aten.randint_like.Tensor_generator(
-            _empty(d), torch.tensor(7, device=d), generator=_generator(d)
+            _empty(d), torch.tensor(7), generator=_generator(d)
         ),
         _integers(0, 7),
     ),
