@@ -118,12 +118,6 @@ def _marks(name: str, chosen: bool) -> list[Any]:
     return marks
 
 
-def _marks(name: str, default: bool) -> list[Any]:
-    reason = opinfo.LIMITATIONS.get(name)
-    limits = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-    return limits if default else [*limits, pytest.mark.slow]
-
-
 def _database() -> list[Any]:
     """(name, dtype) for the dtypes that an entry supports; float32 of some entries by default."""
     chosen = set(list(opinfo.infos())[::EVERY])

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
@@ -81,20 +80,3 @@ def comparable(name: str, results: Any) -> Any:
 def has_values(name: str) -> bool:
     """Whether the entry's values can be compared at all."""
     return name not in WITHOUT_VALUES and name not in FREE_FACTORS
-
-
-class ConstantsOnDevice(TorchFunctionMode):
-    """Moves the constants that a case's function holds (weights, modules) to the device."""
-
-    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def move(leaf: Any) -> Any:
-            on_host = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
-            return leaf.to("tpu") if on_host else leaf
-
-        with torch._C.DisableTorchFunction():
-            args, kwargs = tree_map(move, (args, kwargs or {}))
-        return fn(*args, **kwargs)
-
-
-# Database entries that the device refuses, each with its reason; one that works again fails here.
-LIMITATIONS = {"linalg.ldl_factor_ex": "no lowering of the LDL factorisation"}
