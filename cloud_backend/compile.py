@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from cloud_backend import dispatch, plan, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
+from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
 from torch_tpu_unified.core.report import as_text, missing_operators
 
@@ -128,6 +130,9 @@ class CompiledGraph:
         words = rng.take(None) if self.random else None
         if sizes not in self.programs:
             Programs.count += 1
+            if flags.DEBUG.value:
+                operators = sum(n.op == "call_function" for n in self.gm.graph.nodes)
+                print(f"tpu: program for a graph of {operators} operators", file=sys.stderr)
             self.programs[sizes] = self._trace(sizes, arrays, words)
         run, kinds = self.programs[sizes]
         results = iter(run(arrays, words))

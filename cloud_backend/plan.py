@@ -9,6 +9,7 @@ the views and writing the results. In-place and `out=` overloads use the functio
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from cloud_backend import rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.tensor import Meta
-from torch_tpu_unified.core import schema
+from torch_tpu_unified.core import flags, schema
 from torch_tpu_unified.core.errors import LoweringError, Unsupported
 from torch_tpu_unified.core.optable import Entry, Parameter
 
@@ -219,6 +220,8 @@ class Kernel:
 
     def _build(self, key: Any, count: int, arrays: list[Any], args: Any, kwargs: Any) -> Plan:
         Counters.plans += 1
+        if flags.DEBUG.value:
+            print(f"tpu: program for {schema.format_call(self.op, args, kwargs)}", file=sys.stderr)
         if self.writes:
             _check_overlap(self._written(args, kwargs))
         try:

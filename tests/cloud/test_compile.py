@@ -185,3 +185,15 @@ def test_programs_are_counted():
     assert between > before
     f(torch.zeros(11, device="tpu"))
     assert torch.tpu.compile_count() - between <= 1
+
+
+def test_programs_are_shown_on_request(capsys):
+    from torch_tpu_unified.core import flags
+
+    t = torch.ones(7, 13, device="tpu")
+    with flags.DEBUG(1):
+        torch.atan2(t, t)
+        torch.compile(lambda a: torch.atan2(a, a) * 2)(t)
+    shown = capsys.readouterr().err
+    assert "tpu: program for atan2(self: f32[7, 13], other: f32[7, 13])" in shown
+    assert "tpu: program for a graph of 2 operators" in shown

@@ -17,8 +17,8 @@ def _restored() -> object:
 
 
 def test_values_come_from_the_environment() -> None:
-    flags.read_environment({"TTU_DEBUG": " 2 ", "TTU_FALLBACK": "warn", "TTU_QUIET": "1"})
-    assert (flags.DEBUG.value, flags.FALLBACK.value, flags.QUIET.value) == (2, "warn", True)
+    flags.read_environment({"TTU_DEBUG": " 1 ", "TTU_FALLBACK": "warn", "TTU_QUIET": "1"})
+    assert (flags.DEBUG.value, flags.FALLBACK.value, flags.QUIET.value) == (1, "warn", True)
     flags.read_environment({"TTU_DEBUG": ""})
     assert (flags.DEBUG.value, flags.FALLBACK.value, flags.DUMP.value) == (0, "error", "")
 
@@ -26,8 +26,8 @@ def test_values_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("TTU_DEBUG", "5", "0, 1, 2, 3, 4"),
-        ("TTU_DEBUG", "loud", "0, 1, 2, 3, 4"),
+        ("TTU_DEBUG", "5", "0, 1"),
+        ("TTU_DEBUG", "loud", "0, 1"),
         ("TTU_FALLBACK", "cpu", "error, warn"),
         ("TTU_QUIET", "yes", "0, 1"),
     ],
@@ -39,8 +39,8 @@ def test_a_wrong_value_is_told_the_right_ones(name: str, value: str, allowed: st
 
 def test_a_flag_is_set_for_a_block() -> None:
     before = flags.DEBUG.value
-    with pytest.raises(KeyError), flags.DEBUG(3):
-        assert flags.DEBUG.value == 3
+    with pytest.raises(KeyError), flags.DEBUG(1):
+        assert flags.DEBUG.value == 1
         raise KeyError
     assert flags.DEBUG.value == before
 

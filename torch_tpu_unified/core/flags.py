@@ -1,7 +1,7 @@
 """Every environment variable of the project: name, type, default, help.
 
 A flag is read from the environment once, here, and checked; the code asks `flags.DEBUG.value`.
-`with flags.DEBUG(2): ...` sets one for a block. The table in the README is `markdown_table()`.
+`with flags.DEBUG(1): ...` sets one for a block. The table in the README is `markdown_table()`.
 Imports the standard library only, so that the command line can read flags before torch.
 """
 
@@ -84,10 +84,10 @@ def _choice(*values: str) -> Callable[[str], str]:
 
 DEBUG = Flag(
     "TTU_DEBUG",
-    _level(4),
-    "0, 1, 2, 3, 4",
+    _level(1),
+    "0, 1",
     0,
-    "1 shows tracebacks and each compilation, 2 each operator, 3 shapes, 4 ranges of values",
+    "1 shows the traceback of an error, and every XLA program as it is made",
 )
 DUMP = Flag(
     "TTU_DUMP",
