@@ -241,11 +241,14 @@ class Kernel:
 
     def _metas(self, args: Any, kwargs: Any) -> tuple[list[Meta | None], Any] | None:
         """Metadata of the fresh results, from PyTorch's meta kernel; None where it has none."""
+        if not self.entry.traits["meta"]:
+            return None
+        foreach = self.op._schema.name.startswith("aten::_foreach_")
 
         def to_meta(a: Any) -> Any:
             if isinstance(a, Tensor):
-                if a.device.type == "cpu" and a.dim() == 0:
-                    return a  # some meta kernels insist on a scalar of the host
+                if a.device.type == "cpu" and (a.dim() == 0 or foreach):
+                    return a  # some meta kernels insist on scalars of the host
                 return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
             return torch.device("meta") if isinstance(a, torch.device) else a
 

@@ -1,14 +1,14 @@
 """Stage two: walks the FX graph, binds each call by its schema and lets its lowering add operators.
 
 Calls on constants alone are computed here with PyTorch itself. The result of every lowering is
-checked against the shape and dtype that PyTorch recorded. All operators without a lowering are
-reported together, before any is lowered; a lowering's `Unsupported` becomes one full message.
+checked against the shape and dtype that PyTorch recorded. What has no lowering is reported at once,
+before any (`scan`); a lowering's `Unsupported` becomes one full message.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,17 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.utils._pytree import tree_leaves
 
-from litert_export import schema
+from litert_export import scan, schema
 from litert_export.graph import Graph, ResultType, Value
 from torch_tpu_unified.core import report
 from torch_tpu_unified.core.errors import ConversionError, LoweringError, Unsupported
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.schema import format_call
 
-# Checks that torch.export adds; they hold for the example inputs and compute nothing.
-_CHECKS = frozenset(
-    {
-        "aten::_assert_tensor_metadata",
-        "aten::_assert_async",
-        "aten::_assert_scalar",
-        "aten::sym_constrain_range",
-        "aten::sym_constrain_range_for_size",
-    }
-)
 # Results up to this size are always folded; larger ones only when no bigger than what they read.
 _FOLD_BYTES = 1 << 20
-_NO_GRAD = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -58,15 +48,14 @@ def to_torch(value: Value) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(data)).reshape(value.shape)
 
 
-def result_types(node: torch.fx.Node) -> tuple[ResultType | None, ...]:
-    """What PyTorch recorded of the node's results."""
+def result_types(value: Any) -> tuple[ResultType | None, ...]:
+    """Shape and LiteRT type of the tensors that a call gives, None for its other results."""
 
     def one(value: Any) -> ResultType | None:
         if not isinstance(value, torch.Tensor):
             return None
         return ResultType(tuple(int(d) for d in value.shape), schema.dtype_name(value.dtype))
 
-    value = node.meta.get("val")
     return tuple(map(one, value)) if isinstance(value, (tuple, list)) else (one(value),)
 
 
@@ -87,7 +76,7 @@ class Emitter:
             ConversionError: the given names do not fit.
         """
         self._placeholders(input_names)
-        self._scan()
+        scan.check(self.program.graph, self.table, self._constants())
         for node in self.program.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 self.values[node] = self._node(node)
@@ -119,7 +108,7 @@ class Emitter:
                 self.values[node] = self._state(spec.target, spec.kind)
 
     def _input(self, node: torch.fx.Node, label: str) -> Value:
-        (kind,) = result_types(node)
+        (kind,) = result_types(node.meta["val"])
         assert kind is not None
         shape = kind.shape
         if self.io_layout == "nhwc" and len(shape) == 4:
@@ -159,42 +148,8 @@ class Emitter:
             self.graph.outputs.append(value)
         self.graph.output_names = names
 
-    # scan
-
-    def _constant_nodes(self) -> set[torch.fx.Node]:
-        constant = {n for n, v in self.values.items() if not isinstance(v, Value) or v.is_const}
-        for node in self.program.graph.nodes:
-            if node.op == "get_attr":
-                constant.add(node)
-            elif node.op == "call_function" and not is_random(node.target):
-                if all(n in constant for n in node.all_input_nodes):
-                    constant.add(node)
-        return constant
-
-    def _scan(self) -> None:
-        constant = self._constant_nodes()
-        wanted, strange = [], []
-        for node in self.program.graph.nodes:
-            if node.op != "call_function" or node in constant:
-                continue
-            if isinstance(node.target, OpOverload):
-                if node.target._schema.name not in _CHECKS:
-                    wanted.append(node)
-            elif node.target is not operator.getitem and node.target.__name__ not in _NO_GRAD:
-                strange.append(node)
-        missing = report.missing_operators(wanted, self.table)
-        if not missing and not strange:
-            return
-        total = sum(m.count for m in missing) + len(strange)
-        lines = [report.as_text(missing)] if missing else []
-        lines += [f"  {n.target.__name__}   from {report.source_line(n)}" for n in strange]
-        kinds = len(missing) + len({n.target for n in strange})
-        plural, calls = "s" * (kinds > 1), f"{total} call{'s' * (total > 1)}"
-        raise LoweringError(
-            f"litert: {kinds} operator{plural} without a lowering, {calls}\n"
-            + "\n".join(lines)
-            + "\n  next: pass lowerings={op: function}, or write the model without them"
-        )
+    def _constants(self) -> list[torch.fx.Node]:
+        return [n for n, v in self.values.items() if not isinstance(v, Value) or v.is_const]
 
     # nodes
 
@@ -210,10 +165,15 @@ class Emitter:
         kwargs = self._resolve(node.kwargs)
         if node.target is operator.getitem:
             return self._item(node, args[0], args[1])
-        if not isinstance(node.target, OpOverload):
-            return self._inline(node, args)
-        if node.target._schema.name in _CHECKS:
+        if scan.is_block(node):
+            return self._inline(node)
+        if scan.on_numbers(node):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        assert isinstance(node.target, OpOverload)
+        if node.target._schema.name in scan.CHECKS:
             return None
+        if node.target in scan.SIZES:
+            return args[0].shape[args[1]] if len(args) > 1 else args[0].size
         if (folded := self._fold(node, args, kwargs)) is not None:
             return folded
         return self._lower(node, args, kwargs)
@@ -229,27 +189,41 @@ class Emitter:
     def _resolve(self, tree: Any) -> Any:
         return torch.fx.node.map_arg(tree, lambda n: self.values[n])
 
-    def _inline(self, node: torch.fx.Node, args: Any) -> Any:
+    def _inline(self, node: torch.fx.Node) -> Any:
         """A block under no_grad or autocast-off: its graph's nodes are emitted in place."""
-        module = next(a for a in args if isinstance(a, torch.fx.GraphModule))
-        inputs = iter(args[args.index(module) + 1 :])
-        for inner in module.graph.nodes:
+        graph, operands = scan.block(node)
+        inputs = iter(self._resolve(operands))
+        for inner in graph.nodes:
             if inner.op == "placeholder":
                 self.values[inner] = next(inputs)
-            elif inner.op == "output":
-                return self._resolve(inner.args[0])
-            else:
+            elif inner.op != "output":
                 self.values[inner] = self._node(inner)
-        raise ConversionError(f"{node.name}: a block without an output")
+        return self._resolve(graph.output_node().args[0])
+
+    def _expected(
+        self, node: torch.fx.Node, args: Any, kwargs: Any
+    ) -> tuple[ResultType | None, ...]:
+        """What the call's results are, as PyTorch recorded it.
+
+        Sizes that come from constants, such as a mask in a buffer, are symbols there; then the
+        call runs on meta tensors.
+        """
+        recorded = node.meta.get("val")
+        tensors = [v for v in tree_leaves(recorded) if isinstance(v, torch.Tensor)]
+        if any(not isinstance(d, int) for v in tensors for d in v.shape):
+            with torch.no_grad():
+                recorded = node.target(*_meta(args), **_meta(kwargs))  # type: ignore[operator]
+        return result_types(recorded)
 
     def _fold(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-        if is_random(node.target):
+        if scan.is_random(node.target):
             return None
         read = flat_values((args, kwargs))
         if any(v.data is None for v in read):
             return None
         entry = self.table.get(node.target)
-        size = sum(int(np.prod(r.shape)) * 4 for r in result_types(node) if r is not None)
+        expected = self._expected(node, args, kwargs)
+        size = sum(int(np.prod(r.shape)) * 4 for r in expected if r is not None)
         bound = max(_FOLD_BYTES, 2 * sum(v.data.nbytes for v in read if v.data is not None))
         if entry is not None and (size > bound or not entry.traits["fold"]):
             return None
@@ -271,7 +245,7 @@ class Emitter:
         line = report.source_line(node)
         graph.scope, graph.source = node.name, str(line) if line else None
         try:
-            expected = result_types(node)
+            expected = self._expected(node, args, kwargs)
             graph.result = expected  # type: ignore[assignment]
             before = len(graph.ops)
             result = entry.function(graph, **entry.bind(args, kwargs))
@@ -320,12 +294,27 @@ def _fake(node: torch.fx.Node) -> Any:
 
 def _torch(tree: Any) -> Any:
     """The tree with constant Values as torch tensors."""
+    return _mapped(to_torch, tree)
+
+
+def _meta(tree: Any) -> Any:
+    """The tree with Values as torch tensors: constants whole, the others on device meta."""
+
+    def one(value: Value) -> torch.Tensor:
+        if value.is_const:
+            return to_torch(value)
+        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
+
+    return _mapped(one, tree)
+
+
+def _mapped(f: Callable[[Value], torch.Tensor], tree: Any) -> Any:
     if isinstance(tree, Value):
-        return to_torch(tree)
+        return f(tree)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map(_torch, tree))
+        return type(tree)(_mapped(f, part) for part in tree)
     if isinstance(tree, Mapping):
-        return {k: _torch(v) for k, v in tree.items()}
+        return {k: _mapped(f, v) for k, v in tree.items()}
     return tree
 
 
@@ -338,11 +327,6 @@ def flat_values(tree: Any) -> list[Value]:
     if isinstance(tree, (list, tuple)):
         return [v for part in tree for v in flat_values(part)]
     return []
-
-
-def is_random(target: Any) -> bool:
-    """Whether two calls may give different results."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def output_labels(program: ExportedProgram) -> list[str]:

@@ -11,18 +11,26 @@ Traits:
     static: names of Scalar arguments whose value must be a Python number while tracing. Other
         Scalars are traced, so that a new value does not compile again.
     dynamic: names of float arguments (not Scalar) that change from call to call and are traced.
-    host: the result's shape depends on values; called with concrete arrays, outside jit. A function
-        of the call's (args, kwargs) says so call by call. Either a
+    host: the result's shape depends on values; called with concrete arrays, outside jit. Either a
         bool, or a function of (args, kwargs) of the call that says so.
     contiguous: name of a tensor argument; the function is told by `contiguous` whether that tensor
         is so in PyTorch, for the few operators whose results depend on it.
+    meta: False where PyTorch's meta kernel is wrong; the lowering itself then tells the results'
+        shapes and dtypes, and they are contiguous.
 """
 
 from torch_tpu_unified.core.optable import OpTable
 
 TABLE = OpTable(
     "tpu",
-    traits={"random": False, "static": (), "dynamic": (), "host": False, "contiguous": ""},
+    traits={
+        "random": False,
+        "static": (),
+        "dynamic": (),
+        "host": False,
+        "contiguous": "",
+        "meta": True,
+    },
     supplied={"random": "key", "contiguous": "contiguous"},
 )
 lowers = TABLE.lowers

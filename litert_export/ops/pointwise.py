@@ -45,10 +45,6 @@ def _sub(g: Graph, x: Value | Number, y: Value | Number) -> Value:
     return binary(g, "SUB", x, y, dtype=dtype, **NONE)
 
 
-def _div(g: Graph, x: Value | Number, y: Value | Number) -> Value:
-    return binary(g, "DIV", x, y, dtype="float32", **NONE)
-
-
 # arithmetic
 
 
@@ -86,60 +82,6 @@ def mul(g: Graph, x: Value, other: Value | Number) -> Value:
     if dtype == "bool":
         return g.emit("LOGICAL_AND", x, as_value(g, other, "bool"))
     return binary(g, "MUL", x, other, dtype=dtype, **NONE)
-
-
-@lowers(aten.div.Tensor, aten.div.Scalar)
-def div(g: Graph, x: Value, other: Value | Number) -> Value:
-    if not isinstance(other, Value) and other != 0 and is_float(x):
-        # A power of two has an exact reciprocal; any other divisor rounds differently.
-        if math.frexp(abs(other))[0] == 0.5 and math.isfinite(1 / other):
-            return binary(g, "MUL", x, 1 / other, dtype=g.result[0].dtype, **NONE)
-    return binary(g, "DIV", x, other, dtype=g.result[0].dtype, **NONE)
-
-
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(g: Graph, x: Value, other: Value | Number, *, rounding_mode: str | None) -> Value:
-    if rounding_mode is None:
-        return div(g, x, other)
-    if rounding_mode == "floor":
-        return floor_divide(g, x, other)
-    dtype = g.result[0].dtype
-    if not is_float(dtype):
-        inner = "int32" if dtype == "int64" else compute_type("FLOOR_DIV", dtype)
-        a, b = as_value(g, x, inner), as_value(g, other, inner)
-        # LiteRT's integer DIV truncates, as this mode does.
-        return g.cast(g.emit("DIV", a, b, **NONE), dtype)
-    return trunc(g, binary(g, "DIV", x, other, dtype=dtype, **NONE))
-
-
-@lowers(aten.floor_divide.default)
-def floor_divide(g: Graph, x: Value, other: Value | Number) -> Value:
-    dtype = g.result[0].dtype
-    if is_float(dtype):
-        # floor((x - x mod y) / y), PyTorch's way: the plain quotient may round up to an integer.
-        a, b = as_value(g, x, "float32"), as_value(g, other, "float32")
-        rest = g.emit("FLOOR_MOD", a, b)
-        quotient = g.emit("DIV", g.emit("SUB", a, rest, **NONE), b, **NONE)
-        return g.cast(g.emit("ROUND", quotient), dtype)
-    # Quotients of int64 are computed in int32: LiteRT has no 64-bit division.
-    inner = "int32" if dtype == "int64" else compute_type("FLOOR_DIV", dtype)
-    made = g.emit("FLOOR_DIV", as_value(g, x, inner), as_value(g, other, inner))
-    return g.cast(made, dtype)
-
-
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar)
-def remainder(g: Graph, x: Value, other: Value | Number) -> Value:
-    return binary(g, "FLOOR_MOD", x, other, dtype=g.result[0].dtype)
-
-
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(g: Graph, x: Value, other: Value | Number) -> Value:
-    dtype = g.result[0].dtype
-    a, b = as_value(g, x, dtype), as_value(g, other, dtype)
-    # The remainder with the dividend's sign: of the magnitudes, then the sign put back.
-    size = binary(g, "FLOOR_MOD", _magnitude(g, a), _magnitude(g, b), dtype=dtype)
-    negative = compare(g, "LESS", a, 0)
-    return g.emit("SELECT_V2", negative, neg(g, size), size, shape=size.shape, dtype=dtype)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -232,7 +174,8 @@ def clamp_max(g: Graph, x: Value, max: Value | Number) -> Value:
     return clamp(g, x, None, max)
 
 
-def _magnitude(g: Graph, x: Value) -> Value:
+def magnitude(g: Graph, x: Value) -> Value:
+    """|x|, element by element."""
     if x.dtype in ("uint8", "bool"):
         return x
     if x.dtype == "int64":
@@ -243,7 +186,7 @@ def _magnitude(g: Graph, x: Value) -> Value:
 
 @lowers(aten.abs.default)
 def abs_(g: Graph, x: Value) -> Value:
-    return _magnitude(g, x)
+    return magnitude(g, x)
 
 
 @lowers(aten.neg.default)
@@ -261,11 +204,6 @@ def sign(g: Graph, x: Value) -> Value:
         return g.emit("MAXIMUM", high, as_value(g, -1, "int64"))
     inner = compute_type("SIGN", x.dtype)
     return g.cast(g.emit("SIGN", g.cast(x, inner)), x.dtype)
-
-
-@lowers(aten.reciprocal.default)
-def reciprocal(g: Graph, x: Value) -> Value:
-    return binary(g, "DIV", 1.0, x, dtype=g.result[0].dtype, **NONE)
 
 
 # comparisons and logic

@@ -1,14 +1,14 @@
 """Operators of the device against CPU PyTorch: our own cases, PyTorch's database, and coverage.
 
-By default every so many cases and database entries run, with two float32 samples each; with
-`--full` all of them, in all dtypes and samples.
+By default all our own cases run, and every so many database entries with two float32 samples each;
+with `--full` all of them, in all dtypes and samples.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from tests.op_cases.draws import DRAWS
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLES = 2
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-# Every so many cases and database entries run by default: each costs an XLA compilation or more.
+# Every so many database entries run by default: each costs several XLA compilations.
 EVERY = 6
 # Entries that only whole layers on the device or products with another output type reach.
 ELSEWHERE = {
@@ -79,6 +79,8 @@ class _OnTpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        if func in _HOST_SCALARS:
+            return func(*args, **(kwargs or {}))
         if {a.device.type for a in given} == {"cpu", "tpu"}:
             args, kwargs = opinfo.moved(args, "tpu"), opinfo.moved(kwargs or {}, "tpu")
         return func(*args, **(kwargs or {}))
@@ -95,13 +97,8 @@ def _check(fn: Callable[..., Any], args: Any, kwargs: Any, label: str, tol: floa
     assert_close(ours, expected, reference, tol=tol, label=label)
 
 
-def _thinned(names: Iterable[str]) -> list[Any]:
-    """The names as parameters, all but every so many of them marked slow."""
-    return [
-        name if i % EVERY == 0 else pytest.param(name, marks=pytest.mark.slow)
-        for i, name in enumerate(names)
-    ]
-
+# Their tensor of scalars must be on the CPU.
+_HOST_SCALARS = (torch._foreach_addcmul, torch._foreach_addcdiv)
 
 # What the device cannot run yet, with the reason. Strict: a lowering that arrives must leave here.
 LIMITATIONS = {
@@ -134,7 +131,7 @@ def _database() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", _thinned(CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_case(name: str) -> None:
     case = CASES[name]
     _check(case.fn, case.make(), case.kwargs, name, case.tol)
@@ -159,7 +156,6 @@ def _check_sample(info: Any, x: Any, args: Any, kwargs: Any, label: str) -> None
     assert [(a.shape, a.dtype) for a in ours] == [(b.shape, b.dtype) for b in expected]
 
 
-@pytest.mark.slow
 def test_every_entry_is_exercised() -> None:
     """Each key of the table is called by some case; composite ones serve compiled graphs only."""
     table = ops.load()
