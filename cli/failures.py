@@ -21,17 +21,18 @@ FAILED, MISUSE = 1, 2
 
 
 @contextlib.contextmanager
-def reported(as_json: bool = False) -> Iterator[None]:
+def reported(as_json: bool = False, program: str = "tpu-convert") -> Iterator[None]:
     """Turn exceptions into a message on stderr and an exit code.
 
     Args:
         as_json: also print `{"ok": false, "error": ...}` on stdout.
+        program: the command's name, for messages.
     """
     try:
         yield
     except click.ClickException as error:
         usage = isinstance(error, click.UsageError)
-        hint = "tpu-convert --help lists the options" if usage else ""
+        hint = f"{program} --help lists the options" if usage else ""
         _leave(error, _one_line(error.format_message(), hint), error.exit_code, as_json)
     except (KeyboardInterrupt, click.Abort) as error:
         _leave(error, "interrupted; nothing was written", FAILED, as_json)
@@ -47,7 +48,7 @@ def reported(as_json: bool = False) -> Iterator[None]:
         _leave(error, "out of memory; nothing was written", FAILED, as_json)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        told = f"unexpected {text} (a defect of tpu-convert; TTU_DEBUG=1 shows where)"
+        told = f"unexpected {text} (a defect of {program}; TTU_DEBUG=1 shows where)"
         _leave(error, told, FAILED, as_json)
 
 

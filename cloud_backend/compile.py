@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from cloud_backend import dispatch, plan, rng, runtime, tensor, views
+from cloud_backend import dispatch, events, plan, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
@@ -24,12 +24,6 @@ from torch_tpu_unified.core.report import as_text, missing_operators
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Nodes that compute with Python numbers (symbolic sizes), not with tensors.
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-
-
-class Programs:
-    """XLA programs that compiled graphs have led to in this process."""
-
-    count = 0
 
 
 def tpu_backend(
@@ -61,7 +55,7 @@ def tpu_backend(
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    compile_graph = functools.partial(_compile_graph)
+    compile_graph = functools.partial(_compile_graph, _recompile_reason())
     return aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
@@ -94,12 +88,25 @@ _EXTRA = [
 ]
 
 
-def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _recompile_reason() -> str:
+    """Why PyTorch compiles this function again; "" when it does so for the first time."""
+    from torch._dynamo.utils import get_metrics_context
+
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    if compile_id is None or not compile_id.frame_compile_id:
+        return ""
+    told = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
+    return str(told or "a guard of PyTorch failed; TORCH_LOGS=recompiles tells which").strip()
+
+
+def _compile_graph(
+    reason: str, gm: GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
     """A boxed function (takes a list of inputs, returns a list of outputs) for an ATen graph."""
     from functorch.compile import make_boxed_func
 
     _refuse_missing(gm)
-    return make_boxed_func(CompiledGraph(gm))
+    return make_boxed_func(CompiledGraph(gm, reason))
 
 
 def _refuse_missing(gm: GraphModule) -> None:
@@ -111,15 +118,21 @@ def _refuse_missing(gm: GraphModule) -> None:
 
 
 class CompiledGraph:
-    """An ATen graph as one jitted function per combination of symbolic sizes."""
+    """An ATen graph as one jitted function per combination of symbolic sizes.
 
-    def __init__(self, gm: GraphModule) -> None:
-        self.gm = gm
+    Args:
+        gm: the graph.
+        reason: why PyTorch compiled its function again, "" for the first graph.
+    """
+
+    def __init__(self, gm: GraphModule, reason: str = "") -> None:
+        self.gm, self.reason = gm, reason
         nodes = list(gm.graph.nodes)
         self.placeholders = [n for n in nodes if n.op == "placeholder"]
         self.outputs = list(next(n for n in nodes if n.op == "output").args[0])
         self.attributes = [n for n in nodes if n.op == "get_attr"]
         self.constants = [_attribute(gm, str(n.target)) for n in self.attributes]
+        self.called = [str(n.target) for n in nodes if n.op == "call_function"]
         self.random = any(_is_random(n) for n in nodes)
         self.programs: dict[Any, tuple[Any, list[Any]]] = {}
 
@@ -129,14 +142,26 @@ class CompiledGraph:
         arrays += [_to_array(c) for c in self.constants]
         words = rng.take(None) if self.random else None
         if sizes not in self.programs:
-            Programs.count += 1
-            if flags.DEBUG.value:
-                operators = sum(n.op == "call_function" for n in self.gm.graph.nodes)
-                print(f"tpu: program for a graph of {operators} operators", file=sys.stderr)
-            self.programs[sizes] = self._trace(sizes, arrays, words)
+            self._count(sizes)
+            with events.span("tpu::make_program"):
+                self.programs[sizes] = self._trace(sizes, arrays, words)
+        events.operators(self.called)
         run, kinds = self.programs[sizes]
-        results = iter(run(arrays, words))
+        with events.span("tpu::compiled_graph"):
+            results = iter(run(arrays, words))
         return [_output(kind, results) for kind in kinds]
+
+    def _count(self, sizes: tuple[Any, ...]) -> None:
+        """Tell that a program is made, and why if it is not the first."""
+        name = f"a graph of {len(self.called)} operators"
+        known = next(reversed(self.programs)) if self.programs else None
+        reason = self.reason
+        if known is not None:
+            shown = [[n for n in s if n is not None] for s in (sizes, known)]
+            reason = f"new sizes {shown[0]}, after {shown[1]}"
+        events.graph_made(name, reason)
+        if flags.DEBUG.value:
+            print(f"tpu: program for {name}", file=sys.stderr)
 
     def _trace(self, sizes: tuple[Any, ...], arrays: Any, words: Any) -> tuple[Any, list[Any]]:
         jax = runtime.start()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cloud_backend import plan
+from cloud_backend import events, plan
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError
 
@@ -100,7 +100,14 @@ def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> Non
     name = op._schema.name
     if op._schema.overload_name:
         name += "." + op._schema.overload_name
-    library.m.impl(name, "PrivateUse1", function, False)
+    kernel = events.noted(op, function)
+    hide_from_dynamo(kernel)
+    library.m.impl(name, "PrivateUse1", kernel, False)
+
+
+def registered() -> set[OpOverload]:
+    """The overloads that have a kernel of this device."""
+    return _registered
 
 
 def _is_composite(op: OpOverload) -> bool:
@@ -167,7 +174,7 @@ def fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if not _booted:
         boot()
         return op(*args, **kwargs)
-    return _resolve(op)(*args, **kwargs)
+    return events.noted(op, _resolve(op))(*args, **kwargs)
 
 
 @functools.cache
@@ -186,7 +193,7 @@ def _resolve(op: OpOverload) -> Callable[..., Any]:
     entry = TABLE.get(op)
     if entry is not None:
         return plan.Kernel(op, entry)
-    decomposition = _decomposition(op)
+    decomposition = decomposition_of(op)
     if decomposition is not None:
         return functools.partial(_call_decomposition, op, decomposition)
     return functools.partial(_on_host, op)
@@ -198,7 +205,8 @@ def _call_inplace(
     return self.copy_(functional(self, *args, **kwargs))
 
 
-def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
+def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's decomposition of an operator, or its own composite kernel; None without either."""
     from torch._decomp import decomposition_table
 
     found = decomposition_table.get(op)
@@ -215,7 +223,7 @@ def _unless_running(op: OpOverload, function: Any, *args: Any, **kwargs: Any) ->
     running = _running.get()
     if op in running:
         functional = schema.functional_form(op) or op
-        decomposition = _decomposition(functional)
+        decomposition = decomposition_of(functional)
         if decomposition is None or functional in running:
             return _on_host(functional, *args, **kwargs)
         return _call_decomposition(functional, decomposition, *args, **kwargs)
@@ -245,9 +253,9 @@ def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
             plan.explain(op, args, kwargs, f"no lowering and no decomposition{hint}")
         )
     name = str(op)
-    if name not in plan.Counters.fallbacks:
+    if name not in events.Counters.fallbacks:
         log.warning("tpu: %s runs on the CPU (TTU_FALLBACK=warn)", name)
-    plan.Counters.fallbacks[name] = plan.Counters.fallbacks.get(name, 0) + 1
+    events.fallback(name)
     return _run_on_host(op, args, kwargs)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import plan, runtime, tensor, views
+from cloud_backend import events, plan, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from cloud_backend.tensor import CPU_KEYS
 
@@ -159,15 +159,16 @@ def _extended(base: Any, dtype: np.dtype, length: int) -> Any:
 
 @kernel(aten._local_scalar_dense.default)
 def local_scalar_dense(self: Tensor) -> Any:
-    plan.Counters.host_syncs += 1
+    events.host_sync("item")
     if self.numel() != 1:
         raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
-    return np.asarray(tensor.read(self)).reshape(()).item()
+    with events.span("tpu::wait_for_value"):
+        return np.asarray(tensor.read(self)).reshape(()).item()
 
 
 @kernel(aten.equal.default)
 def equal(self: Tensor, other: Tensor) -> bool:
-    plan.Counters.host_syncs += 1
+    events.host_sync("equal")
     if self.dtype != other.dtype:
         raise RuntimeError(
             f"Expected object of data type {self.dtype} but got data type {other.dtype} for "
@@ -181,8 +182,10 @@ def equal(self: Tensor, other: Tensor) -> bool:
 
 def to_host(self: Tensor) -> Tensor:
     """A contiguous CPU tensor with the values of a tpu tensor."""
-    plan.Counters.host_syncs += 1
-    values = np.array(tensor.read(self), copy=True, order="C")
+    events.host_sync("copy to the host")
+    with events.span("tpu::copy_to_host"):
+        values = np.array(tensor.read(self), copy=True, order="C")
+    events.to_host(values.nbytes)
     if self.dtype in _BITS:
         return torch.from_numpy(values.view(_BITS[self.dtype][0])).view(self.dtype)
     return torch.from_numpy(values)
@@ -200,6 +203,7 @@ _BITS: dict[torch.dtype, tuple[Any, torch.dtype]] = {
 def from_host(source: Tensor) -> Any:
     """A jax array with a copy of a CPU tensor's values."""
     values = np.array(plan.host_array(source), copy=True, order="C")
+    events.to_device(values.nbytes)
     return runtime.start().device_put(values, runtime.device())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cloud_backend import rng, runtime, tensor, views
+from cloud_backend import events, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.tensor import Meta
 from torch_tpu_unified.core import flags, schema
@@ -28,14 +28,6 @@ from torch_tpu_unified.core.optable import Entry, Parameter
 
 Tensor = torch.Tensor
 _default_dtype = torch.get_default_dtype
-
-
-class Counters:
-    """What happened so far in this process; read through `torch.tpu`."""
-
-    plans = 0
-    host_syncs = 0
-    fallbacks: ClassVar[dict[str, int]] = {}
 
 
 class Plan(NamedTuple):
@@ -114,6 +106,7 @@ class Kernel:
         host = any(part in self.op._schema.name for part in ("index", "_foreach_addc"))
         if a.device.type == "cpu" and (a.dim() == 0 or host):
             arrays.append(host_array(a))
+            events.to_device(a.nbytes)
             return ("W", a.shape, a.dtype)
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
@@ -177,7 +170,8 @@ class Kernel:
         cache_key = tuple(key)
         plan = self.plans.get(cache_key)
         if plan is None:
-            plan = self._build(cache_key, len(args), arrays, args, kwargs)
+            with events.span("tpu::make_program"):
+                plan = self._build(cache_key, len(args), arrays, args, kwargs)
             self.plans[cache_key] = plan
         results = plan.run(*arrays)
         if self.writes:
@@ -219,7 +213,7 @@ class Kernel:
     # ---- building
 
     def _build(self, key: Any, count: int, arrays: list[Any], args: Any, kwargs: Any) -> Plan:
-        Counters.plans += 1
+        events.plan_made(str(self.op))
         if flags.DEBUG.value:
             print(f"tpu: program for {schema.format_call(self.op, args, kwargs)}", file=sys.stderr)
         if self.writes:
@@ -327,7 +321,7 @@ class Kernel:
 
     def _on_host(self, args: Any, kwargs: Any) -> Any:
         """Run a lowering whose result shape depends on values: concrete arrays, outside jit."""
-        Counters.host_syncs += 1
+        events.host_sync(str(self.op))
         self_check = pytree.tree_map_only(Tensor, read_any, (args, kwargs))
         names = [a.name for a in self.op._schema.arguments]
         values = {**dict(zip(names, self_check[0], strict=False)), **self_check[1]}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import runtime, tensor, views
+from cloud_backend import events, runtime, tensor, views
 
 
 def from_cpu(source: Any) -> Any:
@@ -19,6 +19,7 @@ def from_cpu(source: Any) -> Any:
     nbytes = source.nbytes()
     flat = torch.empty(0, dtype=torch.uint8).set_(source)
     values = np.array(flat.numpy(), copy=True)
+    events.to_device(values.nbytes)
     array = runtime.start().device_put(values, runtime.device())
     return tensor.new_storage(array, nbytes)
 
@@ -28,7 +29,9 @@ def to_cpu(source: Any) -> Any:
     array = source.buffer.array
     if array is None:
         return torch.zeros(source.nbytes(), dtype=torch.uint8).untyped_storage()
+    events.host_sync("copy of a storage to the host")
     values = np.array(array, copy=True, order="C").reshape(-1).view(np.uint8)
+    events.to_host(values.nbytes)
     flat = torch.empty(source.nbytes(), dtype=torch.uint8)
     flat[: values.size] = torch.from_numpy(values)
     return flat.untyped_storage()

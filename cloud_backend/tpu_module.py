@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cloud_backend import plan, rng, runtime
+from cloud_backend import events, rng, runtime
 from cloud_backend.tensor import Memory
 from torch_tpu_unified.core.errors import not_yet
 
@@ -366,19 +366,41 @@ def empty_cache() -> None:
 
 def compile_count() -> int:
     """XLA programs made so far in this process, eager ones and compiled ones."""
-    from cloud_backend.compile import Programs
-
-    return plan.Counters.plans + Programs.count
+    return events.Counters.plans + events.Counters.graphs
 
 
 def fallback_count() -> int:
     """Operator calls that ran on the CPU because `TTU_FALLBACK=warn` allowed it."""
-    return sum(plan.Counters.fallbacks.values())
+    return sum(events.Counters.fallbacks.values())
 
 
 def host_sync_count() -> int:
     """How often the host waited for a value of the device."""
-    return plan.Counters.host_syncs
+    return events.Counters.host_syncs
+
+
+def compile_stats() -> dict[str, int]:
+    """Programs made so far: of eager operators, of compiled graphs, and how many were recompiles.
+
+    A recompile is a program that a compiled function needs beyond its first: a guard of PyTorch
+    failed, or a graph met new sizes. `TTU_LOG_RECOMPILES=1` tells each with its reason.
+    """
+    found = events.Counters
+    return {"eager": found.plans, "graphs": found.graphs, "recompiles": found.recompiles}
+
+
+def transfer_stats() -> dict[str, int]:
+    """Copies between host and device so far, and their bytes."""
+    found = events.Counters
+    return {
+        "to_device": found.to_device,
+        "to_device_bytes": found.to_device_bytes,
+        "to_host": found.to_host,
+        "to_host_bytes": found.to_host_bytes,
+    }
+
+
+error_on_recompile = events.error_on_recompile
 
 
 # ---- names of Google's torch_tpu that come later
@@ -393,7 +415,6 @@ allow_excess_precision = not_yet(
     "torch.tpu.allow_excess_precision", "results keep the precision of their dtype"
 )
 topology_aware_mesh = not_yet("torch.tpu.topology_aware_mesh", "use one process and one device")
-error_on_recompile = not_yet("torch.tpu.error_on_recompile", "watch torch.tpu.compile_count()")
 
 _LATER = {
     "compiler": ("custom_compiler_options",),

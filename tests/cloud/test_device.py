@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_backend import plan
+from cloud_backend import events
 from torch_tpu_unified.core.errors import LoweringError, NotYetAvailable
 
 DTYPES = [
@@ -369,7 +369,7 @@ def test_wrong_arguments_raise_what_the_cpu_raises(x):
 @pytest.fixture
 def foreign_operator(monkeypatch):
     """An operator that only the CPU has; what it counts is forgotten afterwards."""
-    monkeypatch.setattr(plan.Counters, "fallbacks", {})
+    monkeypatch.setattr(events.Counters, "fallbacks", {})
     library = torch.library.Library("ttu_test", "FRAGMENT")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")

@@ -38,6 +38,10 @@ class OptionError(InputError):
     """A request that cannot be tried as it stands: an option is missing, wrong or contradictory."""
 
 
+class RecompileError(TtuError, RuntimeError):
+    """A compiled function needs another program where `torch.tpu.error_on_recompile` forbids it."""
+
+
 class NotYetAvailable(TtuError, NotImplementedError):
     """A public name whose feature does not exist yet."""
 

@@ -103,8 +103,13 @@ FALLBACK = Flag(
     "error",
     "an operator that tpu lacks: raise an error, or run it on the CPU, warn and count it",
 )
-
-
+LOG_RECOMPILES = Flag(
+    "TTU_LOG_RECOMPILES",
+    lambda text: bool(_level(1)(text)),
+    "0, 1",
+    False,
+    "1 tells each recompile of a compiled function and its reason, on stderr",
+)
 QUIET = Flag(
     "TTU_QUIET",
     lambda text: bool(_level(1)(text)),
