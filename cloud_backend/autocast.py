@@ -15,17 +15,18 @@ from torch.utils import _pytree as pytree
 
 from cloud_backend.dispatch import hide_from_dynamo
 
+# The lists are those of CUDA, in torch/include/ATen/autocast_mode.h.
 _LOWER = """
-_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot
-linalg_multi_dot linear addbmm baddbmm bmm chain_matmul scaled_dot_product_attention
-_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-conv1d.padding conv2d.padding conv3d.padding
+_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
+conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv
+linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
+_thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+_scaled_dot_product_flash_attention scaled_dot_product_attention
 """
 _FLOAT32 = """
-__rpow__ acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan
-pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm
-frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan
+pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm
+group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
 cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
 huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
 multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
@@ -38,9 +39,13 @@ _FLOAT32_DTYPE = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
 linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
+# Without one, but another overload has it: that one is called, with float32.
+_FLOAT32_APPENDED = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
 _WIDEST = """
-addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack
-index_copy
+addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """
 _BANNED = "binary_cross_entropy"
 _libraries: list[Any] = []
@@ -56,10 +61,13 @@ def _overloads(names: str) -> Iterable[OpOverload]:
             yield found
 
 
+def _eligible(a: torch.Tensor) -> bool:
+    return a.is_floating_point() and a.dtype != torch.float64 and a.device.type == "tpu"
+
+
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
     def one(a: torch.Tensor) -> torch.Tensor:
-        eligible = a.is_floating_point() and a.dtype != torch.float64 and a.device.type == "tpu"
-        return a.to(dtype) if eligible and a.dtype != dtype else a
+        return a.to(dtype) if _eligible(a) and a.dtype != dtype else a
 
     return pytree.tree_map_only(torch.Tensor, one, tree)
 
@@ -102,6 +110,23 @@ def _float32_dtype(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+def _float32_appended(op: OpOverload) -> Callable[..., Any]:
+    (other,) = _overloads(_FLOAT32_APPENDED[op.name().partition("::")[2]])
+    parameters = list(op._schema.arguments)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard(_keys):
+            if not _eligible(args[0]):
+                return op(*args, **kwargs)
+            values = [
+                args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
+                for i, a in enumerate(parameters)
+            ]
+            return other(*values, dtype=torch.float32)
+
+    return kernel
+
+
 def _widest(op: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _guard(_keys):
@@ -131,10 +156,13 @@ def install() -> None:
     everything.fallback(torch.library.fallthrough_kernel)
     aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     _libraries.extend((everything, aten))
+    # PyTorch starts with float16 for devices it does not know; a TPU computes in bfloat16.
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
     for names, make in (
         (_LOWER, _lower),
         (_FLOAT32, _float32),
         (_FLOAT32_DTYPE, _float32_dtype),
+        (" ".join(_FLOAT32_APPENDED), _float32_appended),
         (_WIDEST, _widest),
         (_BANNED, _banned),
     ):

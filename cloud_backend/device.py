@@ -55,7 +55,7 @@ def register() -> None:
     _registered = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cloud_backend import autocast, integrations, serialization, tpu_module
+    from cloud_backend import autocast, integrations, precision, serialization, tpu_module
 
     _setup_privateuseone_for_python_backend(
         "tpu", backend_module=tpu_module, hook=_Hooks(), device_guard=_Guard()
@@ -66,6 +66,7 @@ def register() -> None:
     dispatch.register_fallback()
     serialization.install()
     autocast.install()
+    precision.install()
     integrations.install()
     _compile_by_default()
     _accelerator()

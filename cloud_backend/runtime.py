@@ -27,9 +27,12 @@ def start() -> Any:
     """Import and configure jax; returns the module."""
     import jax
 
+    from cloud_backend import precision
+
     if not os.environ.get("JAX_PLATFORMS") and not has_tpu_hardware():
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
+    precision.apply()
     platform = jax.devices()[0].platform
     if platform != "tpu" and not flags.QUIET.value:
         print(

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from cloud_backend import events, rng, runtime
+from cloud_backend.precision import Precision as Precision
+from cloud_backend.precision import precision as precision
 from cloud_backend.tensor import Memory
 from torch_tpu_unified.core.errors import not_yet
 
@@ -409,8 +411,6 @@ _EAGER = "operators run one by one, asynchronously (the mode that torch_tpu call
 set_eager_mode = not_yet("torch.tpu.set_eager_mode", _EAGER)
 eager_mode = not_yet("torch.tpu.eager_mode", _EAGER)
 EagerMode = not_yet("torch.tpu.EagerMode", _EAGER)
-Precision = not_yet("torch.tpu.Precision", "use torch.set_float32_matmul_precision")
-precision = not_yet("torch.tpu.precision", "use torch.set_float32_matmul_precision")
 allow_excess_precision = not_yet(
     "torch.tpu.allow_excess_precision", "results keep the precision of their dtype"
 )

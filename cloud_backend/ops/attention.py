@@ -19,8 +19,6 @@ from cloud_backend.ops._shared import cast, compute_dtype
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
-HIGHEST = jax.lax.Precision.HIGHEST
-
 
 def _repeated(x, heads):
     """Keys or values with one head for each query head."""
@@ -40,9 +38,7 @@ def _scores(query, key, bias, causal, scale):
     """Masked scores in the compute dtype."""
     wide = compute_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = jnp.einsum(
-        "...qd,...kd->...qk", query, key, precision=HIGHEST, preferred_element_type=wide
-    )
+    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=wide)
     scores = scores * jnp.asarray(scale, wide)
     if causal:
         rows, columns = scores.shape[-2:]
@@ -79,7 +75,6 @@ def attend(query, key, value, bias, dropout_p, causal, scale, seed):
         "...qk,...kd->...qd",
         cast(weights, query.dtype),
         value,
-        precision=HIGHEST,
         preferred_element_type=weights.dtype,
     )
     return cast(out, query.dtype), logsumexp
@@ -93,7 +88,7 @@ def attend_backward(grad, query, key, value, bias, out, logsumexp, dropout_p, ca
     weights = _weights(_scores(query, full_key, bias, causal, scale), logsumexp)
     grad, out = cast(grad, wide), cast(out, wide)
     query_w, key_w, value_w = (cast(v, wide) for v in (query, full_key, full_value))
-    grad_weights = jnp.einsum("...qd,...kd->...qk", grad, value_w, precision=HIGHEST)
+    grad_weights = jnp.einsum("...qd,...kd->...qk", grad, value_w)
     kept = weights
     if dropout_p:
         factor = _dropped(weights.shape, seed, dropout_p, wide)
@@ -101,9 +96,9 @@ def attend_backward(grad, query, key, value, bias, out, logsumexp, dropout_p, ca
     # Each row's mean gradient: the sum over keys of weight x gradient equals grad . out.
     delta = jnp.sum(grad * out, axis=-1, keepdims=True)
     grad_scores = weights * (grad_weights - delta)
-    grad_q = jnp.einsum("...qk,...kd->...qd", grad_scores, key_w, precision=HIGHEST) * scale
-    grad_k = jnp.einsum("...qk,...qd->...kd", grad_scores, query_w, precision=HIGHEST) * scale
-    grad_v = jnp.einsum("...qk,...qd->...kd", kept, grad, precision=HIGHEST)
+    grad_q = jnp.einsum("...qk,...kd->...qd", grad_scores, key_w) * scale
+    grad_k = jnp.einsum("...qk,...qd->...kd", grad_scores, query_w) * scale
+    grad_v = jnp.einsum("...qk,...qd->...kd", kept, grad)
     return (
         cast(grad_q, query.dtype),
         cast(_summed(grad_k, key), key.dtype),

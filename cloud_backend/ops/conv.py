@@ -48,7 +48,6 @@ def _convolve(x, weight, stride, padding, dilation, transposed, output_padding, 
         rhs_dilation=dilation,
         dimension_numbers=_LAYOUTS[n],
         feature_group_count=groups,
-        precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=wide,
     )
 

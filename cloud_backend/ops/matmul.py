@@ -1,7 +1,8 @@
 """Matrix products: `mm`, `bmm`, `addmm` and their relatives, `dot`, `linear`, `_trilinear`.
 
 float16 and bfloat16 accumulate in float32 and round once, after `beta` and `alpha`; integers
-multiply exactly. float32 uses the highest precision, so that a TPU does not round its inputs.
+multiply exactly. float32 uses the precision of `torch.set_float32_matmul_precision`: by default the
+highest, so that a TPU does not round its inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a @ b` with the sums in the compute dtype, which is also the result's."""
     if a.dtype == np.bool_:
         return jnp.matmul(a.astype(np.int32), b.astype(np.int32)) != 0
-    return jnp.matmul(
-        a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=compute_dtype(a.dtype)
-    )
+    return jnp.matmul(a, b, preferred_element_type=compute_dtype(a.dtype))
 
 
 @lowers(aten.mm.default, aten.bmm.default)
@@ -106,7 +105,6 @@ def addbmm(x, batch1, batch2, beta=1, alpha=1):
         "bij,bjk->ik",
         batch1,
         batch2,
-        precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=compute_dtype(batch1.dtype),
     )
     return plus_product(x, value, beta, alpha, batch1.dtype)
@@ -168,7 +166,6 @@ def trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     out = jnp.einsum(
         f"{','.join(terms)}->{''.join(c for c in kept if any(c in t for t in terms))}",
         *parts,
-        precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=wide,
     )
     out = out.reshape([shape[letters.index(c)] for c in kept])
