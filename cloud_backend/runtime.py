@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from cloud_backend import cache
 from torch_tpu_unified.core import flags
 
 
@@ -33,6 +34,7 @@ def start() -> Any:
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
     precision.apply()
+    cache.start(jax)
     platform = jax.devices()[0].platform
     if platform != "tpu" and not flags.QUIET.value:
         print(

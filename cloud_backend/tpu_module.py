@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cloud_backend import events, rng, runtime
+from cloud_backend import cache, events, rng, runtime
 from cloud_backend.precision import Precision as Precision
 from cloud_backend.precision import precision as precision
 from cloud_backend.tensor import Memory
@@ -369,6 +369,9 @@ def empty_cache() -> None:
 def compile_count() -> int:
     """XLA programs made so far in this process, eager ones and compiled ones."""
     return events.Counters.plans + events.Counters.graphs
+
+
+cache_stats = cache.stats
 
 
 def fallback_count() -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -82,13 +83,50 @@ def _spoil_value(result: Any, g: Any, *args: Any) -> Any:
     return g.emit("ADD", result, one)
 
 
+def _selections(half: str, name: str) -> Iterator[list[str]]:
+    """Arguments of pytest runs that may notice, the quickest first."""
+    suite = SUITES[half]
+    if half == "cloud":
+        tests = _reaching(name)
+        if tests:
+            yield [f"{suite}::{test}" for test in tests]
+        yield ["tests/cloud"]
+    else:
+        yield [suite, "-k", name.split(".")[1].strip("_")]
+        yield [suite]
+
+
+@functools.cache
+def _reach() -> dict[str, set[str]]:
+    """Test -> the operators it runs, for the device's op tests of the default run."""
+    from tests.cloud.test_ops import CASES, SAMPLES
+    from tests.op_cases.coverage import Recorder, chosen, reach_entry
+
+    found = {}
+    for label, case in CASES.items():
+        recorder, args = Recorder(), case.make()
+        with recorder:
+            case.fn(*args, **case.kwargs)
+        found[f"test_case[{label}]"] = {str(op) for op in recorder.reached}
+    for choice in chosen():
+        kind, entry = choice
+        test = (
+            f"test_gradient[{entry}]" if kind == "gradient" else f"test_database[{entry}-float32]"
+        )
+        found[test] = {str(op) for op in reach_entry(choice, SAMPLES)}
+    return found
+
+
+def _reaching(name: str) -> list[str]:
+    return [test for test, reached in _reach().items() if name in reached][:20]
+
+
 def noticed(half: str, name: str) -> bool:
-    """Whether the half's op tests fail once the lowering is damaged."""
-    short = name.split(".")[1].strip("_")
-    command = [sys.executable, "-m", "pytest", SUITES[half], "-p", "tests.breaking", "-q", "-x"]
+    """Whether the tests of the default run fail once the lowering is damaged."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.breaking", "-q", "-x"]
     command += ["--break", f"{half}:{name}", "-p", "no:randomly"]
-    for selection in (["--full", "-k", short], ["--full"]):
-        done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=900)
+    for selection in _selections(half, name):
+        done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=1800)
         if done.returncode == 1:
             return True
         if done.returncode not in (0, 5):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TTU_QUIET", "1")
+# Not the user's own folder of compiled programs; a later run of the tests starts warm.
+os.environ.setdefault("TTU_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "programs"))
 
 import numpy as np
 import torch

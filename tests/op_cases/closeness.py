@@ -46,7 +46,13 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def assert_close(
-    ours: Any, expected: Any, reference: Any = None, *, tol: float | None = None, label: str = ""
+    ours: Any,
+    expected: Any,
+    reference: Any = None,
+    *,
+    tol: float | None = None,
+    floor: float = torch.finfo(torch.float32).tiny,
+    label: str = "",
 ) -> None:
     """Compare results (nested tuples of tensors and numbers) leaf by leaf.
 
@@ -55,6 +61,7 @@ def assert_close(
         expected: CPU PyTorch's results.
         reference: results in float64, or None to measure against `expected`.
         tol: replaces the dtype's epsilon.
+        floor: an error that is always allowed, for sums that cancel.
 
     Raises:
         AssertionError: says which leaf is wrong and by how much.
@@ -67,10 +74,10 @@ def assert_close(
         if not isinstance(b, torch.Tensor):
             assert a == b or (a != a and b != b), f"{label}[{i}]: {a!r} instead of {b!r}"
             continue
-        _assert_tensor(a.detach(), b.detach(), r, tol, f"{label}[{i}]")
+        _assert_tensor(a.detach(), b.detach(), r, tol, floor, f"{label}[{i}]")
 
 
-def _assert_tensor(a: Any, b: Any, r: Any, tol: float | None, label: str) -> None:
+def _assert_tensor(a: Any, b: Any, r: Any, tol: float | None, floor: float, label: str) -> None:
     assert a.dtype == b.dtype, f"{label}: dtype {a.dtype} instead of {b.dtype}"
     assert a.shape == b.shape, f"{label}: shape {tuple(a.shape)} instead of {tuple(b.shape)}"
     if b.dtype not in EPSILON:
@@ -96,7 +103,7 @@ def _assert_tensor(a: Any, b: Any, r: Any, tol: float | None, label: str) -> Non
     if not b.numel():
         return
     scale = r.abs() + 0.1 * (r.max() - r.min())
-    bound = FACTOR * (b - r).abs() + epsilon * scale + torch.finfo(torch.float32).tiny
+    bound = FACTOR * (b - r).abs() + epsilon * scale + floor
     over = ~((a - r).abs() <= bound)
     assert not over.any(), (
         f"{label}: {int(over.sum())} of {over.numel()} off, such as "

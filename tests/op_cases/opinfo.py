@@ -80,3 +80,12 @@ def comparable(name: str, results: Any) -> Any:
 def has_values(name: str) -> bool:
     """Whether the entry's values can be compared at all."""
     return name not in WITHOUT_VALUES and name not in FREE_FACTORS
+
+
+def has_gradient(info: Any) -> bool:
+    """Whether the entry's gradients can be compared, in float32."""
+    return (
+        has_values(info.name)
+        and info.supports_autograd
+        and torch.float32 in info.supported_backward_dtypes("cpu")
+    )

@@ -82,6 +82,27 @@ def _choice(*values: str) -> Callable[[str], str]:
     return parse
 
 
+def _megabytes(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+CACHE = Flag(
+    "TTU_CACHE",
+    str,
+    "a folder, off",
+    "",
+    "where compiled programs are kept; unset: `torch_tpu_unified/programs` in the user's cache",
+)
+CACHE_SIZE = Flag(
+    "TTU_CACHE_SIZE",
+    _megabytes,
+    "megabytes",
+    2048,
+    "what the kept programs may take; the least recently used go first",
+)
 DEBUG = Flag(
     "TTU_DEBUG",
     _level(1),

@@ -1,0 +1,195 @@
+"""Compiled programs on disk, so that a second process starts warm.
+
+jax asks a `CacheInterface` by a key that covers the program, compiler, versions and flags. This one
+writes each entry whole or not at all, checks it when it is read, and keeps the folder below a size
+by dropping what was used least recently. Processes share a folder without locks: an entry is one
+file, put in place by a rename. Entries are machine code and are trusted like the program itself, so
+the folder is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch_tpu_unified.core import flags
+
+log = logging.getLogger("torch_tpu_unified")
+_MAGIC = b"TTUC1\n"
+_DIGEST = 32
+_SUFFIX = ".program"
+# After an eviction this share of the bound is in use, so that not every write evicts.
+_KEEP = 0.8
+
+
+class Statistics:
+    """What the disk cache did in this process."""
+
+    hits = 0
+    misses = 0
+    writes = 0
+    corrupt = 0
+    evictions = 0
+
+
+class ProgramCache:
+    """A folder of compiled programs: `get` and `put` by key, as jax's `CacheInterface` has them.
+
+    Args:
+        folder: made if it is not there, for its owner only.
+        limit: bytes that the entries may take together.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._path = folder  # jax's name for it
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.used = sum(size for _, size, _ in self.entries())
+
+    def _file(self, key: str) -> Path:
+        # jax's keys hold the program's name, which may be longer than a file name can be.
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """(time of last use, bytes, file) of every entry, the least recently used first."""
+        found = []
+        for item in os.scandir(self.folder):
+            if item.name.endswith(_SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # another process dropped it
+                    status = item.stat()
+                    found.append((status.st_mtime, status.st_size, Path(item.path)))
+        return sorted(found)
+
+    def get(self, key: str) -> bytes | None:
+        """The entry's content; None where there is none or it is damaged (then it is removed)."""
+        path = self._file(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            Statistics.misses += 1
+            return None
+        value = _unpacked(content)
+        if value is None:
+            Statistics.corrupt += 1
+            Statistics.misses += 1
+            log.warning("tpu: the cache entry %s is damaged; the program is compiled anew", path)
+            path.unlink(missing_ok=True)
+            return None
+        Statistics.hits += 1
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store the content; a reader sees the old entry or the new one, never a part."""
+        content = _packed(value)
+        if len(content) > self.limit:
+            return
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(name, self._file(key))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        Statistics.writes += 1
+        self.used += len(content)
+        if self.used > self.limit:
+            self._evict()
+
+    def _evict(self) -> None:
+        entries = self.entries()
+        self.used = sum(size for _, size, _ in entries)
+        if self.used <= self.limit:  # other processes dropped enough
+            return
+        for _, size, path in entries:
+            if self.used <= self.limit * _KEEP:
+                break
+            path.unlink(missing_ok=True)
+            self.used -= size
+            Statistics.evictions += 1
+        _remove_abandoned(self.folder)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what writers left that were killed, an hour after."""
+    now = max((p.stat().st_mtime for p in folder.glob("*" + _SUFFIX)), default=0.0)
+    for part in folder.glob("*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            if part.stat().st_mtime < now - 3600:
+                part.unlink()
+
+
+def _packed(value: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(value).digest() + value
+
+
+def _unpacked(content: bytes) -> bytes | None:
+    start = len(_MAGIC) + _DIGEST
+    value = content[start:]
+    if not content.startswith(_MAGIC) or len(content) < start:
+        return None
+    return value if hashlib.sha256(value).digest() == content[len(_MAGIC) : start] else None
+
+
+_active: ProgramCache | None = None
+
+
+def folder() -> Path | None:
+    """Where programs are kept: `TTU_CACHE`, by default the user's cache folder; None when off."""
+    if flags.CACHE.value == "off":
+        return None
+    if flags.CACHE.value:
+        return Path(flags.CACHE.value).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "torch_tpu_unified" / "programs"
+
+
+def start(jax: Any) -> None:
+    """Let jax keep its compiled programs here, unless the user gave jax a folder of its own."""
+    global _active
+    place = folder()
+    if place is None or jax.config.jax_compilation_cache_dir is not None:
+        return
+    try:
+        _active = ProgramCache(place, flags.CACHE_SIZE.value << 20)
+    except OSError as err:
+        log.warning("tpu: programs are not kept on disk, %s cannot be used: %s", place, err)
+        return
+    from jax._src import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    # Eager programs are small and many; they count as much as large ones.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Otherwise the folder's name becomes part of every key, for caches of other platforms.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    compilation_cache._cache = _active  # type: ignore[assignment]
+    compilation_cache._cache_initialized = True
+
+
+def stats() -> dict[str, Any]:
+    """The disk cache in numbers.
+
+    Returns:
+        `folder` (None when off), `entries`, `bytes` and `limit_bytes` of the folder now; `hits`,
+        `misses`, `writes`, `corrupt`, `evictions` of this process.
+    """
+    entries = _active.entries() if _active is not None else []
+    return {
+        "folder": str(_active.folder) if _active is not None else None,
+        "entries": len(entries),
+        "bytes": sum(size for _, size, _ in entries),
+        "limit_bytes": _active.limit if _active is not None else 0,
+        "hits": Statistics.hits,
+        "misses": Statistics.misses,
+        "writes": Statistics.writes,
+        "corrupt": Statistics.corrupt,
+        "evictions": Statistics.evictions,
+    }

@@ -1,0 +1,141 @@
+"""Programs kept on disk: shared by processes, never trusted when damaged, bounded in size."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_backend.cache import ProgramCache, Statistics
+
+PROGRAM = """
+import json, torch
+x = torch.arange(12.0, device="tpu").reshape(3, 4).requires_grad_()
+f = torch.compile(lambda x: (x.softmax(-1) @ x.T).sum(), backend="tpu")
+f(x).backward()
+values = [*x.grad.flatten().tolist(), *(x.detach() * 3).cumsum(0).flatten().tolist()]
+print(json.dumps({"values": values, **torch.tpu.cache_stats()}))
+"""
+
+
+def _start(folder: Path | str, **more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "TTU_CACHE": str(folder), **more}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return {**found, "errors": err}
+
+
+def _run(folder: Path | str, **more: str) -> dict[str, Any]:
+    return _result(_start(folder, **more))
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder that one process has filled, and what that process found."""
+    folder = tmp_path_factory.mktemp("programs")
+    return folder, _run(folder)
+
+
+def test_a_second_process_compiles_nothing(warm: tuple[Path, dict[str, Any]]) -> None:
+    folder, cold = warm
+    assert cold["hits"] == 0 and cold["writes"] == cold["entries"] > 3
+    second = _run(folder)
+    assert second["misses"] == second["writes"] == 0 and second["hits"] == cold["writes"]
+    assert second["values"] == cold["values"]
+    assert folder.stat().st_mode & 0o077 == 0 or folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_damaged_entries_are_made_anew(warm: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source, cold = warm
+    entries = sorted(source.glob("*.program"))
+    for i, entry in enumerate(entries):
+        content = entry.read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        damaged = (flipped, content[:middle], b"", b"\x80\x04cos\nsystem\n")
+        (tmp_path / entry.name).write_bytes(damaged[i % 4])
+    again = _run(tmp_path)
+    assert again["corrupt"] == again["writes"] == len(entries) > 4 and again["hits"] == 0
+    assert "is damaged" in again["errors"]
+    assert again["values"] == cold["values"]
+    assert _run(tmp_path)["hits"] == len(entries)
+
+
+@pytest.mark.slow
+def test_four_processes_at_once_and_one_killed(
+    warm: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, cold = tmp_path / "shared", warm[1]
+    victim = _start(folder)
+    others = [_start(folder) for _ in range(4)]
+    deadline = time.monotonic() + 120
+    while not any(folder.glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    # What a writer leaves that is killed before its rename.
+    (folder / "half.part").write_bytes(b"TTUC1\n")
+    for other in others:
+        found = _result(other)
+        assert found["values"] == cold["values"] and found["corrupt"] == 0
+    assert _run(folder)["misses"] == 0
+
+
+@pytest.mark.slow
+def test_off(warm: tuple[Path, dict[str, Any]]) -> None:
+    off = _run("off")
+    assert off["folder"] is None and off["hits"] == off["misses"] == 0
+    assert off["values"] == warm[1]["values"]
+
+
+def test_a_folder_that_cannot_be_used(warm: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    unusable = _run(tmp_path / "file")
+    assert unusable["folder"] is None and "are not kept on disk" in unusable["errors"]
+    assert unusable["values"] == warm[1]["values"]
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    before = Statistics.evictions
+    cache = ProgramCache(tmp_path, 5000)
+    for i in range(4):
+        cache.put(f"key{i}", bytes([i]) * 1000)
+        os.utime(cache._file(f"key{i}"), (i, i))
+    assert cache.get("key0") == bytes(1000)  # used just now
+    cache.put("new", bytes(1500))
+    kept = {k for k in ("key0", "key1", "key2", "key3", "new") if cache._file(k).exists()}
+    assert kept == {"key0", "key3", "new"}
+    assert Statistics.evictions - before == 2
+    assert cache.used == sum(size for _, size, _ in cache.entries()) <= 5000
+    cache.put("huge", bytes(6000))
+    assert cache.get("huge") is None
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ProgramCache(tmp_path, 5000)
+
+    def full(source: Any, target: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        cache.put("key", bytes(100))
+    assert list(tmp_path.iterdir()) == []
