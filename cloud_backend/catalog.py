@@ -86,7 +86,7 @@ def _way(op: OpOverload) -> tuple[str, str]:
     from cloud_backend import kernels
     from cloud_backend.ops import TABLE
 
-    functional = schema.functional_form(op)
+    functional = schema.functional_form(op) or schema.computing_form(op)
     via = _short(functional) if functional is not None and functional is not op else ""
     if op in kernels.KERNELS:
         return ("view", "") if schema.is_view(op) or _is_metadata(op) else ("native", "")
@@ -103,7 +103,7 @@ def _way(op: OpOverload) -> tuple[str, str]:
         return _through(functional)
     if op in TABLE:
         return "native", ""
-    if structured and _is_copy_of_view(op):
+    if structured and (_is_copy_of_view(op) or _composed_out(op)):
         return "composite", ""
     if dispatch.decomposition_of(op) is not None:
         return "decomposed", ""
@@ -129,6 +129,14 @@ def _is_metadata(op: OpOverload) -> bool:
 def _is_copy_of_view(op: OpOverload) -> bool:
     """`permute_copy` and its like: a view and a clone, both PyTorch's own."""
     return torch.Tag.view_copy in op.tags
+
+
+def _composed_out(op: OpOverload) -> bool:
+    """Whether the `out=` form is composed as well; a structured operator's is a kernel instead."""
+    packet = op._overloadpacket
+    forms = (getattr(packet, o) for o in packet.overloads())
+    pairs = [o for o in forms if schema.out_arguments(o) and schema.functional_form(o) is op]
+    return any(_has(o.name(), "CompositeExplicitAutograd") for o in pairs)
 
 
 def _backward(name: str, op: OpOverload, way: str) -> str:

@@ -35,6 +35,14 @@ _HIDDEN_WRITES = {
         ("running_mean", "running_var"),
     ),
 }
+_HIDDEN_WRITES |= {
+    f"aten::{name}": (f"aten::{name}", ("running_mean", "running_var"))
+    for name in (
+        "batch_norm_update_stats",
+        "batch_norm_gather_stats",
+        "batch_norm_gather_stats_with_counts",
+    )
+}
 
 
 def hide_from_dynamo(*functions: Any) -> None:
@@ -79,18 +87,17 @@ def boot() -> None:
     hide_from_dynamo(*kernels.KERNELS.values())
     for op, function in kernels.KERNELS.items():
         _register(library, op, function)
+    for full, (name, writes) in _HIDDEN_WRITES.items():
+        op = getattr(aten, full.removeprefix("aten::")).default
+        entry = table.get(getattr(aten, name.removeprefix("aten::")).default)
+        if entry is not None:
+            _register(library, op, plan.Kernel(op, entry, writes))
     for op, entry in table.entries.items():
         if op.namespace == "aten" and not schema.is_view(op):
             _register(library, op, plan.Kernel(op, entry))
             for other in _derived_forms(op):
                 if other.namespace == "aten" and other not in _registered:
                     _register(library, other, _derived(other, op, entry))
-    for op in (aten.native_batch_norm.default,):
-        name, writes = _HIDDEN_WRITES[op._schema.name]
-        entry = table.get(getattr(aten, name.removeprefix("aten::")).default)
-        if entry is not None:
-            _registered.discard(op)
-            _register(library, op, plan.Kernel(op, entry, writes))
 
 
 def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> None:
@@ -193,6 +200,8 @@ def _resolve(op: OpOverload) -> Callable[..., Any]:
     entry = TABLE.get(op)
     if entry is not None:
         return plan.Kernel(op, entry)
+    if functional is None and (computing := schema.computing_form(op)) is not None:
+        return functools.partial(_call_out, op, computing)
     decomposition = decomposition_of(op)
     if decomposition is not None:
         return functools.partial(_call_decomposition, op, decomposition)

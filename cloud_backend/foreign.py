@@ -49,6 +49,8 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
         r"|^h?s?spmm$|^smm$|_spdiags|_spsolve|_to_dense|^dense_dim$|^to_dense|native_norm"
         r"|coo_to_csr|csr_to_coo",
     ),
+    ("CUDA random keys", "random numbers of CUDA's generator from explicit keys", r"_philox_"),
+    ("host files", "a file mapped into the memory of the host", r"^from_file$"),
     ("nested layout", "tensors of layout jagged and nested", r"nested|to_padded_tensor"),
     ("PyTorch's own tests", "operators that only PyTorch's tests call", r"^_test_|^_foobar$"),
 )

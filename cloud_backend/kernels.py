@@ -154,6 +154,36 @@ def _extended(base: Any, dtype: np.dtype, length: int) -> Any:
     return runtime.start().numpy.pad(flat, (0, max(length - flat.size, 0)))
 
 
+@kernel(aten._resize_output_.default)
+def resize_output_(self: Tensor, size: Any, device: Any) -> Tensor:
+    if torch.device(device).type != self.device.type:
+        raise RuntimeError(f"cannot resize a tensor on {self.device} for a result on {device}")
+    return resize_(self, size)
+
+
+def _fill(outs: Any, results: Any) -> None:
+    for out, result in zip(outs, results, strict=True):
+        resize_(out, result.shape)
+        out.copy_(result)
+
+
+@kernel(aten._cummax_helper.default)
+def cummax_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+    _fill((values, indices), torch.cummax(self, dim))
+
+
+@kernel(aten._cummin_helper.default)
+def cummin_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+    _fill((values, indices), torch.cummin(self, dim))
+
+
+@kernel(aten._slow_conv2d_backward.grad_input)
+def slow_conv2d_backward_out(*args: Any, grad_input: Any, grad_weight: Any, grad_bias: Any) -> Any:
+    outs = (grad_input, grad_weight, grad_bias)
+    _fill(outs, aten._slow_conv2d_backward.output_mask(*args, [True] * 3))
+    return outs
+
+
 # ---- values that leave the device
 
 
@@ -205,6 +235,33 @@ def from_host(source: Tensor) -> Any:
     values = np.array(plan.host_array(source), copy=True, order="C")
     events.to_device(values.nbytes)
     return runtime.start().device_put(values, runtime.device())
+
+
+@kernel(aten._assert_async.default, aten._assert_async.msg)
+def assert_async(
+    self: Tensor, assert_msg: str = "Expected Tensor with single nonzero value"
+) -> None:
+    """Checked at once: an error that comes later would have lost its line."""
+    if not local_scalar_dense(self):
+        raise RuntimeError(assert_msg)
+
+
+@kernel(aten._functional_assert_async.msg)
+def functional_assert_async(self: Tensor, assert_msg: str, dep_token: Tensor) -> Tensor:
+    assert_async(self, assert_msg)
+    return dep_token.clone()
+
+
+@kernel(aten._make_dep_token.default)
+def make_dep_token(
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    return empty((), dtype=dtype, layout=layout)
 
 
 # ---- copies

@@ -95,6 +95,10 @@ def _antialiased(support: float, kernel: Callable[[np.ndarray], np.ndarray]):
 linear_aa_matrix = _antialiased(1.0, lambda t: np.maximum(1 - np.abs(t), 0))
 cubic_aa_matrix = _antialiased(2.0, lambda t: _cubic(t, -0.5))
 
+lanczos_aa_matrix = _antialiased(
+    3.0, lambda t: np.where(np.abs(t) < 3, np.sinc(t) * np.sinc(t / 3), 0)
+)
+
 
 def _multiply(x: jax.Array, matrices: Sequence[np.ndarray]) -> jax.Array:
     """Each matrix applied to one of the last dimensions of `x`."""
@@ -190,5 +194,6 @@ for _name, _n, _matrix in (
     ("upsample_bicubic2d", 2, cubic_matrix),
     ("_upsample_bilinear2d_aa", 2, linear_aa_matrix),
     ("_upsample_bicubic2d_aa", 2, cubic_aa_matrix),
+    ("_upsample_lanczos2d_aa", 2, lanczos_aa_matrix),
 ):
     _interpolation(_name, _n, _matrix)

@@ -74,6 +74,31 @@ def functional_form(op: OpOverload) -> OpOverload | None:
     return None
 
 
+@functools.cache
+def computing_form(op: OpOverload) -> OpOverload | None:
+    """The overload that an `out=` overload fills its results from, None when there is none.
+
+    It is the functional form, or, where arguments other than `out` are written too
+    (`_native_batch_norm_legit.out`), the overload that writes just those.
+    """
+    outs = out_arguments(op)
+    if not outs:
+        return None
+    if (functional := functional_form(op)) is not None:
+        return functional
+    namespace, _, name = op._schema.name.partition("::")
+    wanted = _signature(op, outs)
+    packets = (getattr(getattr(torch.ops, namespace), n, None) for n in (name, f"_{name}"))
+    found = [
+        getattr(packet, overload)
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+    ]
+    same = [o for o in found if not out_arguments(o) and _signature(o) == wanted]
+    return same[0] if len(same) == 1 else None
+
+
 def format_value(value: Any) -> str:
     """A short, readable text of an argument: tensors as `f32[2, 3]`, others by `repr`."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
