@@ -85,6 +85,7 @@ def boot() -> None:
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     _libraries.append(library)
     hide_from_dynamo(*kernels.KERNELS.values())
+    _guard_memory(library)
     for op, function in kernels.KERNELS.items():
         _register(library, op, function)
     for full, (name, writes) in _HIDDEN_WRITES.items():
@@ -98,6 +99,33 @@ def boot() -> None:
             for other in _derived_forms(op):
                 if other.namespace == "aten" and other not in _registered:
                     _register(library, other, _derived(other, op, entry))
+
+
+def _guard_memory(library: Any) -> None:
+    """Composites that read a tensor's memory would end the process here: they refuse or are made.
+
+    Every other composite keeps decomposing; these compute nothing that autograd sees through.
+    """
+    from cloud_backend import foreign
+
+    for name in foreign.READ_MEMORY:
+        packet = getattr(aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            op = getattr(packet, overload)
+            full = op._schema.name + (f".{overload}" if overload != "default" else "")
+            library.m.impl(full, "PrivateUse1", functools.partial(_refuse, op), False)
+    library.m.impl("aten::_reshape_from_tensor", "PrivateUse1", _reshape_from_tensor, False)
+
+
+def _refuse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    from cloud_backend import foreign
+
+    group = foreign.group_of(op._schema.name.partition("::")[2])
+    raise LoweringError(plan.explain(op, args, kwargs, f"it reads the host's memory ({group})"))
+
+
+def _reshape_from_tensor(self: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    return self.reshape(shape.tolist())
 
 
 def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
     (
         "FBGEMM",
         "packed weights of a CPU library",
-        r"fbgemm|_wrapped_(quantized_)?linear|fp16_weight",
+        r"fbgemm|_wrapped_(quantized_)?linear|weight_to_fp16|fp16_weight",
     ),
     (
         "CUTLASS and cuSPARSELt",
@@ -50,11 +50,32 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
         r"|coo_to_csr|csr_to_coo",
     ),
     ("CUDA random keys", "random numbers of CUDA's generator from explicit keys", r"_philox_"),
+    (
+        "Sobol sequences",
+        "they fill tensors of the host; draw there, as torch.quasirandom does, and move",
+        r"^_sobol_engine",
+    ),
     ("host files", "a file mapped into the memory of the host", r"^from_file$"),
     ("nested layout", "tensors of layout jagged and nested", r"nested|to_padded_tensor"),
     ("PyTorch's own tests", "operators that only PyTorch's tests call", r"^_test_|^_foobar$"),
 )
 _COMPILED = tuple((group, re.compile(pattern)) for group, _, pattern in GROUPS)
+# Composites of PyTorch whose code reads a tensor's memory itself; on this device it must not.
+READ_MEMORY = (
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "_saturate_weight_to_fp16",
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+)
 
 
 def group_of(name: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cloud_backend import foreign
 from torch_tpu_unified.core import flags
-from torch_tpu_unified.core.errors import RecompileError
+from torch_tpu_unified.core.errors import LoweringError, RecompileError
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +73,19 @@ def test_the_profiler_sees_operators_and_programs() -> None:
     seen = {event.key for event in trace.key_averages()}
     assert {"aten::atan", "aten::sum", "tpu::compiled_graph", "tpu::make_program"} <= seen
     assert {"tpu::copy_to_host", "tpu::wait_for_value"} <= seen
+
+
+@pytest.mark.parametrize("name", foreign.READ_MEMORY)
+def test_operators_that_read_memory_refuse_instead_of_crashing(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    op = getattr(packet, packet.overloads()[0])
+    x = torch.ones(2, 3, device="tpu")
+    number = {"int": 1, "float": 1.0, "number": 1, "Optional[int]": None}
+    args = [x if str(a.type) == "Tensor" else number.get(str(a.type)) for a in op._schema.arguments]
+    with pytest.raises(LoweringError, match="reads the host's memory"):
+        op(*args)
+
+
+def test_a_shape_may_be_a_tensor() -> None:
+    shape = torch.tensor([3, 2], device="tpu")
+    assert torch._reshape_from_tensor(torch.ones(2, 3, device="tpu"), shape).shape == (3, 2)
