@@ -25,6 +25,7 @@ def _either(ours: Callable[..., Any], reference: Callable[..., Any]) -> Callable
         args = tuple(a.clone() for a in args)  # some of them are written
         return (ours if args[0].device.type == "tpu" else reference)(*args)
 
+    run.device_only = True  # type: ignore[attr-defined]
     return run
 
 

@@ -22,6 +22,7 @@ def _either(ours: Callable[..., Any], reference: Callable[..., Any]) -> Callable
     def run(*args: Any) -> Any:
         return (ours if args[0].device.type == "tpu" else reference)(*args)
 
+    run.device_only = True  # type: ignore[attr-defined]
     return run
 
 
