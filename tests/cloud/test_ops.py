@@ -1,7 +1,7 @@
 """Operators of the device against CPU PyTorch: our own cases, PyTorch's database, and coverage.
 
 By default all our own cases run, and of the database those entries that reach other operators, with
-two float32 samples each; with `--full` all of them, in all dtypes and samples.
+three float32 samples each; with `--full` all of them, in all dtypes and samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.op_cases.draws import DRAWS
 
 # Many samples make CPU PyTorch warn: deprecated spellings, empty variances, padding modes.
 pytestmark = pytest.mark.filterwarnings("ignore")
-SAMPLES = 2
+SAMPLES = 3
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Entries that only whole layers on the device or products with another output type reach.
 ELSEWHERE = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
 
@@ -28,6 +28,9 @@ WITHOUT_VALUES = {
 }  # fmt: skip
 # The index of one among equal elements is free: only the values, which come first, are compared.
 FREE_INDICES = {"kthvalue", "median", "mode", "nanmedian", "sort", "topk"}
+# What these save for their backward is each backend's own: here float32 for half precision, as on
+# CUDA, and of the shape that the meta kernel says. Their gradients are compared.
+OWN_STATISTICS = {"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"}
 # Factors are unique up to signs or phases: their shapes and dtypes are compared here.
 FREE_FACTORS = {
     "geqrf", "linalg.eig", "linalg.eigh", "linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.qr",
@@ -48,15 +51,26 @@ def infos() -> dict[str, Any]:
 def samples(
     info: Any, dtype: torch.dtype, count: int | None, grad: bool = False
 ) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """(input, args, kwargs) of `count` samples spread over all of them, or of all for None."""
+    """(input, args, kwargs) of `count` samples that show most, or of all for None."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found = list(info.sample_inputs("cpu", dtype, requires_grad=grad))
-    if count is not None and len(found) > count:
-        # The last one is often the richest; the first often a 0-d tensor.
-        found = [found[i * (len(found) - 1) // max(count - 1, 1)] for i in range(count)]
+    if count is not None:
+        # The largest, since many are empty or 0-d; then the first, the last, and those between.
+        found.insert(0, found.pop(max(range(len(found)), key=lambda i: _elements(found[i]))))
+        rest = max(len(found) - 1, 1)
+        found = [found[i] for i in dict.fromkeys((0, 1 % len(found), rest % len(found)))] + found[
+            2:rest
+        ]
+        found = found[:count]
     for sample in found:
         yield sample.input, sample.args, sample.kwargs
+
+
+def _elements(sample: Any) -> int:
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    # Beyond some hundreds a sample shows nothing more, only costs more.
+    return min(sum(a.numel() for a in leaves if isinstance(a, torch.Tensor)), 300)
 
 
 def moved(tree: Any, device: str) -> Any:
@@ -72,7 +86,7 @@ def moved(tree: Any, device: str) -> Any:
 
 def comparable(name: str, results: Any) -> Any:
     """What of an entry's results has determined values."""
-    if name in FREE_INDICES and isinstance(results, tuple):
+    if name in FREE_INDICES | OWN_STATISTICS and isinstance(results, tuple):
         return results[0]
     return results
 
