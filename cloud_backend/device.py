@@ -55,7 +55,8 @@ def register() -> None:
     _registered = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cloud_backend import autocast, integrations, precision, serialization, tpu_module
+    from cloud_backend import autocast, eager_modes, integrations, precision
+    from cloud_backend import serialization, tpu_module
 
     _setup_privateuseone_for_python_backend(
         "tpu", backend_module=tpu_module, hook=_Hooks(), device_guard=_Guard()
@@ -70,6 +71,7 @@ def register() -> None:
     integrations.install()
     _compile_by_default()
     _accelerator()
+    eager_modes.start()
 
 
 def _methods_of_tensor() -> None:

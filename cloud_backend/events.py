@@ -24,6 +24,7 @@ class Counters:
 
     plans = 0  # programs of single operators
     graphs = 0  # programs of compiled graphs
+    fused = 0  # programs of fused mode
     recompiles = 0  # programs beyond the first of a compiled graph
     host_syncs = 0
     to_device = 0
@@ -130,6 +131,12 @@ def fallback(name: str) -> None:
 def plan_made(name: str) -> None:
     """A program for a call of one operator is about to be made."""
     Counters.plans += 1
+    _tell("program", name)
+
+
+def fused_made(name: str) -> None:
+    """A program for a recording of fused mode is about to be made."""
+    Counters.fused += 1
     _tell("program", name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import events, plan, runtime, tensor, views
+from cloud_backend import events, pending, plan, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from cloud_backend.tensor import CPU_KEYS
 
@@ -284,9 +284,9 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         self.copy_(to_host(src))
         return self
     if self.dtype == src.dtype and self.shape == src.shape and _whole(src) and _whole(self):
-        array = tensor.base_of(src)
-        if array.shape == self.shape:
-            self.untyped_storage().buffer.array = array
+        content = pending.content(src)
+        if pending.shape_of(content) == self.shape:
+            pending.put(self.untyped_storage().buffer, content)
             return self
     table_kernel(aten.copy_.default)(self, src)
     return self
@@ -337,7 +337,7 @@ def to_copy(
 def clone(self: Tensor, *, memory_format: Any = None) -> Tensor:
     if memory_format in (None, torch.preserve_format) and _whole(self):
         # Arrays are immutable, so a copy is another storage over the same array.
-        return tensor.wrap(tensor.base_of(self), plan._meta_of(self))
+        return pending.wrap(pending.content(self), plan._meta_of(self))
     return table_kernel(aten.clone.default)(self, memory_format=memory_format)
 
 

@@ -30,6 +30,12 @@ Tensor = torch.Tensor
 _default_dtype = torch.get_default_dtype
 
 
+class Calls:
+    """Who takes the calls of kernels instead of strict mode: debug's or fused mode's function."""
+
+    take: ClassVar[Callable[[Kernel, Any, Any], Any] | None] = None
+
+
 class Plan(NamedTuple):
     """A compiled call: the jitted function, metadata of fresh results, and their structure."""
 
@@ -129,6 +135,8 @@ class Kernel:
         return ("C", kind, a)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if Calls.take is not None:
+            return Calls.take(self, args, kwargs)
         # The commonest call (contiguous tensors and numbers, one fresh tensor) inlines `_tensor`
         # and `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
         if kwargs or self.special:
@@ -199,6 +207,10 @@ class Kernel:
         for target, base in zip(written, bases, strict=True):
             target.untyped_storage().buffer.array = base
         made = [tensor.wrap(r, m) for r, m in zip(fresh, plan.fresh, strict=True)]  # type: ignore[arg-type]
+        return self._returned(made, args, kwargs)
+
+    def _returned(self, made: list[Any], args: Any, kwargs: Any) -> Any:
+        """What the call returns: the fresh results `made` and the written arguments."""
         returned: list[Any] = []
         names = iter(self.writes)
         for r in self.op._schema.returns:
@@ -360,9 +372,9 @@ def host_array(a: Tensor) -> np.ndarray:
         return whole.view(bits).numpy().view(dtype).reshape(a.shape)
 
 
-def _rebuild(plan: Plan, results: Any) -> Any:
+def _rebuild(plan: Plan, results: Any, kind: type[tensor.Buffer] = tensor.Buffer) -> Any:
     made = [
-        tensor.wrap(r, m) if isinstance(m, tensor.Meta) else m
+        tensor.wrap(r, m, kind) if isinstance(m, tensor.Meta) else m
         for r, m in zip(results, plan.fresh, strict=True)
     ]
     return pytree.tree_unflatten(made, plan.tree)
@@ -420,17 +432,21 @@ def _check_overlap(written: list[Tensor]) -> None:
             )
 
 
-def explain(op: OpOverload, args: Any, kwargs: Any, reason: str) -> str:
-    """The text of a LoweringError: what, which call, from where, what to do next."""
+def user_line() -> str:
+    """The innermost line on the stack that is neither PyTorch's nor this project's."""
     import traceback
 
     own = ("/torch/", "/cloud_backend/", "/torch_tpu_unified/")
     frames = [f for f in traceback.extract_stack() if not any(o in f.filename for o in own)]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}   {frames[-1].line}" if frames else "?"
+    return f"{frames[-1].filename}:{frames[-1].lineno}   {frames[-1].line}" if frames else "?"
+
+
+def explain(op: OpOverload, args: Any, kwargs: Any, reason: str) -> str:
+    """The text of a LoweringError: what, which call, from where, what to do next."""
     return (
         f"tpu: cannot run {op}\n"
         f"  reason  {reason}\n"
         f"  call    {schema.format_call(op, args, kwargs)}\n"
-        f"  from    {where}\n"
+        f"  from    {user_line()}\n"
         "  next    TTU_FALLBACK=warn runs such operators on the CPU, counted and named in the log"
     )

@@ -37,9 +37,19 @@ def apply() -> None:
     _set(_OF_TORCH[torch.get_float32_matmul_precision()].value)
 
 
+_current = ""
+
+
+def current() -> str:
+    """The precision that jax has from here, as its text; "" before the first."""
+    return _current
+
+
 def _set(value: str) -> None:
+    global _current
     import jax
 
+    _current = value
     jax.config.update("jax_default_matmul_precision", value)
 
 

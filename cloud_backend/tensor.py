@@ -112,14 +112,14 @@ _take_address = _Addresses().take
 _NO_ELEMENTS = [0]
 
 
-def new_storage(array: Any, nbytes: int) -> torch.UntypedStorage:
+def new_storage(array: Any, nbytes: int, kind: type[Buffer] = Buffer) -> torch.UntypedStorage:
     """A storage of `nbytes` on the device that carries `array` (None: not written yet)."""
     storage = _new_storage(_take_address(nbytes), DEVICE, nbytes)
-    storage.buffer = Buffer(array, nbytes)
+    storage.buffer = kind(array, nbytes)
     return storage
 
 
-def wrap(array: Any, m: Meta) -> torch.Tensor:
+def wrap(array: Any, m: Meta, kind: type[Buffer] = Buffer) -> torch.Tensor:
     """A new tensor of metadata `m` over `array`, whose flattening is the storage's content."""
     tensor: torch.Tensor
     if m.contiguous:
@@ -127,10 +127,10 @@ def wrap(array: Any, m: Meta) -> torch.Tensor:
         tensor = _new_tensor(m.size, m.dtype)
         storage = tensor.untyped_storage()
         storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
-        storage.buffer = Buffer(array, m.nbytes)
+        storage.buffer = kind(array, m.nbytes)
         return tensor
     tensor = _new_tensor(_NO_ELEMENTS, m.dtype)
-    _set(CPU_KEYS, tensor, new_storage(array, m.nbytes), 0, m.size, m.stride)
+    _set(CPU_KEYS, tensor, new_storage(array, m.nbytes, kind), 0, m.size, m.stride)
     return tensor
 
 

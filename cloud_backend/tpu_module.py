@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 
-from cloud_backend import cache, events, rng, runtime
+from cloud_backend import cache, eager_modes, events, rng, runtime
+from cloud_backend.eager_modes import EagerMode as EagerMode
+from cloud_backend.eager_modes import eager_mode as eager_mode
+from cloud_backend.eager_modes import get_eager_mode as get_eager_mode
+from cloud_backend.eager_modes import set_eager_mode as set_eager_mode
 from cloud_backend.precision import Precision as Precision
 from cloud_backend.precision import precision as precision
 from cloud_backend.tensor import Memory
@@ -145,6 +149,7 @@ def synchronize(device: Any = None) -> None:
     if device is not None and not isinstance(device, int):
         _index(device)
     if is_initialized():
+        eager_modes.flush()
         jax = runtime.start()
         for array in jax.live_arrays():
             if not array.is_deleted():
@@ -368,7 +373,7 @@ def empty_cache() -> None:
 
 def compile_count() -> int:
     """XLA programs made so far in this process, eager ones and compiled ones."""
-    return events.Counters.plans + events.Counters.graphs
+    return events.Counters.plans + events.Counters.graphs + events.Counters.fused
 
 
 cache_stats = cache.stats
@@ -410,10 +415,6 @@ error_on_recompile = events.error_on_recompile
 
 # ---- names of Google's torch_tpu that come later
 
-_EAGER = "operators run one by one, asynchronously (the mode that torch_tpu calls DEFER_NEVER)"
-set_eager_mode = not_yet("torch.tpu.set_eager_mode", _EAGER)
-eager_mode = not_yet("torch.tpu.eager_mode", _EAGER)
-EagerMode = not_yet("torch.tpu.EagerMode", _EAGER)
 allow_excess_precision = not_yet(
     "torch.tpu.allow_excess_precision", "results keep the precision of their dtype"
 )

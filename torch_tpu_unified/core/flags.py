@@ -117,6 +117,13 @@ DUMP = Flag(
     "",
     "the exporter writes the graph there after every stage, as numbered texts",
 )
+EAGER_MODE = Flag(
+    "TTU_EAGER_MODE",
+    _choice("strict", "debug", "fused"),
+    "strict, debug, fused",
+    "strict",
+    "operators on tpu run one by one; one by one, waiting for each; or recorded and run together",
+)
 FALLBACK = Flag(
     "TTU_FALLBACK",
     _choice("error", "warn"),

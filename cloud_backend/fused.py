@@ -1,0 +1,311 @@
+"""Fused eager mode: operations are recorded, and run as one XLA program where a value is needed.
+
+A recorded operation is a `Step` (a traced kernel, shared by all calls that look alike) and what it
+reads: outputs of earlier steps, arrays, numbers. Numbers and start positions travel in packed
+vectors, so a learning rate that varies compiles nothing. The flush looks up the program by the
+steps, by the values that something still holds, and by the inputs that nothing else holds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cloud_backend import plan, precision, rng, runtime, tensor
+from cloud_backend.fused_program import COMPLEX, FLOAT, INT, WORDS, Program, example, starts_code
+from cloud_backend.pending import Failure, Pending, Spec, Value, content_of, put, settled, spec_of
+from cloud_backend.plan import Kernel, Plan
+from cloud_backend.tensor import Memory
+
+Tensor = torch.Tensor
+_default_dtype = torch.get_default_dtype
+# A recording ends at the first repetition of the step that ended the one before, once it has
+# SOFT steps: loops without another end then settle on a few programs. HARD bounds its length,
+# and HELD the bytes of arrays that only the recording keeps alive.
+SOFT, HARD, HELD = 3000, 6000, 1 << 28
+
+
+class Step(NamedTuple):
+    """A kernel traced for one look of its call."""
+
+    function: Callable[..., list[Any]]  # flat arrays in, flat arrays out
+    plan: Plan
+    outputs: tuple[Spec, ...]
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__  # type: ignore[assignment]
+
+
+class _Recording:
+    """The operations since the last flush."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+        self.values: list[Value] = []
+        self.specs: list[Spec] = []
+        self.inputs: list[Any] = []
+        self.input_specs: list[Spec] = []
+        self.input_refs: dict[int, tuple[int, Spec]] = {}
+        self.input_bytes = 0
+        self.numbers: dict[int, list[Any]] = {FLOAT: [], INT: [], COMPLEX: [], WORDS: []}
+
+
+class Recorder:
+    """Records the calls of kernels. One per process: autograd's threads record here as well."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.now = _Recording()
+        self.steps: dict[Kernel, dict[Any, Step]] = {}
+        self.programs: dict[Any, Program] = {}
+        self.end: Step | None = None
+        self.precision = ""
+
+    # ---- recording
+
+    def __call__(self, kernel: Kernel, args: Any, kwargs: Any) -> Any:
+        """Run one kernel's call: check it, promise its results, remember what computes them."""
+        generator = kwargs.pop("generator", None) if kernel.random else None
+        if kernel.host and (kernel.host is True or kernel.host(args, kwargs)):
+            return kernel._on_host(args, kwargs)
+        with self.lock:
+            now = self.now
+            if len(now.steps) >= SOFT or now.input_bytes >= HELD:
+                now = self._split()
+            refs: list[Any] = [None]
+            key: list[Any] = [_default_dtype()]
+            stored, flatten = self._stored, self._flatten
+            for i, a in enumerate(args):
+                if isinstance(a, Tensor):
+                    key.append(stored(kernel, a, refs))
+                else:
+                    key.append(flatten(kernel, a, i, refs))
+            for name, a in kwargs.items():
+                key.append((name, self._flatten(kernel, a, kernel.position[name], refs)))
+            if kernel.random:
+                self.now.numbers[WORDS].append(rng.take(generator))
+                refs.append(WORDS)
+            if precision.current() is not self.precision:  # traced kernels know theirs
+                self.precision = precision.current()
+                self.steps = {}
+            steps = self.steps.get(kernel)
+            if steps is None:
+                steps = self.steps[kernel] = {}
+            cache_key = tuple(key)
+            step = steps.get(cache_key)
+            if step is None:
+                step = steps[cache_key] = self._step(kernel, cache_key, refs, args, kwargs)
+            refs[0] = step
+            now.steps.append(tuple(refs))
+            outputs = step.outputs
+            now.specs.extend(outputs)
+            index = len(now.values)
+            made = [Value(spec, index + i) for i, spec in enumerate(outputs)]
+            now.values.extend(made)
+            if kernel.writes:
+                return _write_back(kernel, step.plan, made, args, kwargs)
+            if step.plan.tree is None:
+                return tensor.wrap(made[0], step.plan.fresh[0], Pending)
+            return plan._rebuild(step.plan, _with_gaps(step.plan, made), Pending)
+
+    def _flatten(self, kernel: Kernel, a: Any, i: int, refs: list[Any]) -> Any:
+        """The part of the key that stands for one argument; `refs` gets what it reads."""
+        if isinstance(a, Tensor):
+            return self._stored(kernel, a, refs)
+        kind = type(a)
+        if kind is list or kind is tuple:
+            return ("L", tuple([self._flatten(kernel, x, i, refs) for x in a]))
+        if kernel.is_scalar[i] and (kind is float or kind is int or kind is complex):
+            p = kernel.parameters[i]
+            if a != (p.default if p is not None else None) and (
+                kind is not int or -(2**63) <= a < 2**63
+            ):
+                code = FLOAT if kind is float else INT if kind is int else COMPLEX
+                self.now.numbers[code].append(a)
+                refs.append(code)
+                return ("S", kind)
+        return ("C", kind, a)
+
+    def _stored(self, kernel: Kernel, a: Tensor, refs: list[Any]) -> Any:
+        """The part of the key for a tensor: its `Spec` alone if it is its whole storage."""
+        buffer = getattr(a.untyped_storage(), "buffer", None)
+        content = None if buffer is None else content_of(buffer)
+        if type(content) is Value:
+            spec = content.spec
+            if content.array is None:
+                refs.append(content.index * 4)
+            else:
+                refs.append(self._input(settled(content), spec)[0])
+        elif buffer is None:
+            return self._host(kernel, a, refs)
+        else:
+            ref, spec = self._input(tensor.base_of(a) if content is None else content)
+            refs.append(ref)
+        shape = a.shape
+        if spec.shape == shape and a.is_contiguous():
+            part = spec if spec.torch_dtype is a.dtype else ("W", tuple(shape), a.dtype, spec)
+        else:
+            view, starts = tensor.view_of(a, spec)
+            if starts is None:
+                part = ("W", tuple(shape), a.dtype, spec)
+            else:
+                self.now.numbers[INT].extend(starts.tolist())
+                refs.append(starts_code(len(starts)))
+                part = ("V", view, a.dtype, spec)
+        if a.is_neg() or a.is_conj():
+            return ("N", part, a.is_conj(), a.is_neg())
+        return part
+
+    def _host(self, kernel: Kernel, a: Tensor, refs: list[Any]) -> Any:
+        """A tensor of the host. What it holds now is what counts, though the program runs later."""
+        host: list[Any] = []
+        kernel._foreign(a, host)
+        array = np.array(host[0], copy=True)
+        ref, spec = self._input(array)
+        refs.append(ref)
+        return ("W", tuple(a.shape), a.dtype, spec)
+
+    def _input(self, array: Any, spec: Spec | None = None) -> tuple[int, Spec]:
+        now = self.now
+        found = now.input_refs.get(id(array))
+        if found is None:
+            spec = spec or spec_of(array)
+            found = now.input_refs[id(array)] = (len(now.inputs) * 4 + 1, spec)
+            now.inputs.append(array)
+            now.input_specs.append(spec)
+            now.input_bytes += spec.nbytes
+        return found
+
+    def _step(self, kernel: Kernel, key: Any, refs: Any, args: Any, kwargs: Any) -> Step:
+        """Trace a call that looks new.
+
+        Raises:
+            what the kernel raises for wrong arguments, as in strict mode.
+        """
+        now, jax = self.now, runtime.start()
+        markers = (key[0], *(_marker(part) for part in key[1:]))
+        arrays = [example(r, now.specs, now.inputs) for r in refs[1:]]
+        made = kernel.plans.get(markers)
+        if made is None:
+            made = kernel._build(markers, len(args), arrays, args, kwargs)
+            kernel.plans[markers] = made
+        closed, shapes = jax.make_jaxpr(made.run, return_shape=True)(*arrays)
+        import jax.extend.core as extended
+
+        leaves = jax.tree_util.tree_leaves(shapes)
+        return Step(extended.jaxpr_as_fun(closed), made, tuple(spec_of(x) for x in leaves))
+
+    # ---- flushing
+
+    def _split(self) -> _Recording:
+        """End a recording that has become long, or that holds much memory, at a fitting place."""
+        now = self.now
+        count = len(now.steps)
+        due = count >= HARD or (count >= SOFT and now.steps[-1][0] is self.end)
+        if not due and now.input_bytes >= HELD:
+            held = _unshared(now.inputs)
+            now.input_bytes = sum(now.input_specs[i].nbytes for i in held)
+            due = now.input_bytes >= HELD
+        if due:
+            self.end = now.steps[-1][0]
+            self.flush()
+        return self.now
+
+    def flush(self) -> None:
+        """Issue the recorded operations as one program. Does not wait for the results.
+
+        Raises:
+            what XLA raises; tensors that the program was to fill then refuse to be read.
+        """
+        with self.lock:
+            now = self.now
+            if not now.steps:
+                return
+            self.now = _Recording()
+            # The list, the loop's variable and the question hold a value; more is a buffer.
+            alive = [v for v in now.values if sys.getrefcount(v) > 3]
+            now.values.clear()
+            if not alive:
+                return
+            now.input_refs.clear()
+            try:
+                self._run(now, alive)
+            except BaseException as e:
+                for v in alive:
+                    v.array = Failure(e)
+                raise
+
+    def _run(self, now: _Recording, alive: list[Value]) -> None:
+        free = _unshared(now.inputs)
+        donated = _donatable(free, now, alive)
+        key = (tuple(now.steps), tuple([v.index for v in alive]), donated)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = Program(*key, inputs=len(now.inputs))
+        held = sum(now.input_specs[i].nbytes for i in free.difference(donated))
+        results = program(now.inputs, now.numbers)
+        Memory.peak = max(Memory.peak, Memory.current + held + program.temporary_bytes)
+        for v, array in zip(alive, results, strict=True):
+            v.array = array
+
+
+def _unshared(arrays: list[Any]) -> set[int]:
+    """Which of the arrays nothing but this list holds."""
+    return {i for i in range(len(arrays)) if sys.getrefcount(arrays[i]) <= 2}
+
+
+def _donatable(free: set[int], now: _Recording, alive: list[Value]) -> tuple[int, ...]:
+    """Inputs that nothing else holds and that an output of the same form can overwrite."""
+    room: dict[Spec, int] = {}
+    for v in alive:
+        room[v.spec] = room.get(v.spec, 0) + 1
+    chosen = []
+    for i in sorted(free):
+        if isinstance(now.inputs[i], np.ndarray):
+            continue
+        spec = now.input_specs[i]
+        if room.get(spec, 0):
+            room[spec] -= 1
+            chosen.append(i)
+    return tuple(chosen)
+
+
+def _marker(part: Any) -> Any:
+    """The part of a plan's key (see `plan.Kernel`) that a part of a step's key stands for."""
+    if isinstance(part, Spec):
+        return ("W", torch.Size(part.shape), part.torch_dtype)
+    kind = part[0]
+    if kind in ("W", "V"):
+        return part[:3]
+    if kind == "N":
+        return ("N", _marker(part[1]), *part[2:])
+    if kind == "L":
+        return ("L", tuple(_marker(x) for x in part[1]))
+    if kind in ("S", "C"):
+        return part
+    return (kind, _marker(part[1]))  # a keyword argument
+
+
+def _with_gaps(made: Plan, values: list[Value]) -> list[Any]:
+    rest = iter(values)
+    return [next(rest) if isinstance(m, tensor.Meta) else None for m in made.fresh]
+
+
+def _write_back(kernel: Kernel, made: Plan, values: list[Value], args: Any, kwargs: Any) -> Any:
+    count = sum(isinstance(m, tensor.Meta) for m in made.fresh)
+    for target, value in zip(kernel._written(args, kwargs), values[count:], strict=True):
+        put(target.untyped_storage().buffer, value)
+    fresh = [
+        tensor.wrap(v, m, Pending) if m is not None else None
+        for v, m in zip(_with_gaps(made, values[:count]), made.fresh, strict=True)
+    ]
+    return kernel._returned(fresh, args, kwargs)
+
+
+RECORDER = Recorder()
+Pending.flush = RECORDER.flush
