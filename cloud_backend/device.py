@@ -55,8 +55,14 @@ def register() -> None:
     _registered = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cloud_backend import autocast, eager_modes, integrations, precision
-    from cloud_backend import serialization, tpu_module
+    from cloud_backend import (
+        autocast,
+        eager_modes,
+        integrations,
+        precision,
+        serialization,
+        tpu_module,
+    )
 
     _setup_privateuseone_for_python_backend(
         "tpu", backend_module=tpu_module, hook=_Hooks(), device_guard=_Guard()

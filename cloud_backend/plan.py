@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ class Plan(NamedTuple):
 def _scalar_flags(entry: Entry, p: Parameter) -> bool:
     if p.name in entry.traits["static"] or (p.target or p.name) in entry.traits["static"]:
         return False
-    return "number" in p.type or p.name in entry.traits["dynamic"]
+    # `x * 0.5` reaches the overload with two tensors as a number in the place of the second.
+    return "number" in p.type or p.type == "Tensor" or p.name in entry.traits["dynamic"]
 
 
 class Kernel:

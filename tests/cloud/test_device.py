@@ -396,7 +396,6 @@ def test_names_of_later_stages_raise_a_clear_error():
     import torch.tpu.ops as ops  # noqa: F401
 
     for call in (
-        lambda: torch.tpu.set_eager_mode("fused"),
         lambda: torch.tpu.pallas.jax_op(None),
         lambda: torch.tpu.ops.ragged_dot(),
         lambda: torch.tpu.optimizers.AdamW(),

@@ -52,7 +52,7 @@ def _program(x):
     torch.add(z, 1, out=out)
     bits = y.view(torch.int32) & 0xFFFF
     parts = torch._foreach_add([z, out], [out, z], alpha=0.5)
-    y[torch.tensor([0, 2], device=x.device)] = row
+    y[torch.tensor([0, 2], device=x.device)] = row.clone()
     top = y.flatten().topk(3)
     wide = y.to(torch.float64).as_strided((2, 2), (1, 5)).contiguous()
     return y, row, z, out, bits, *parts, top.values, top.indices, wide, y.argmax(), y > 0, y[:0]
@@ -206,7 +206,7 @@ def test_random_numbers_are_those_of_strict():
 def test_numbers_are_arguments(fused_mode):
     x = torch.ones(4, device="tpu")
     torch.tpu.synchronize()
-    counts = []
+    counts: list[int] = []
     for i in range(2, 8):
         y = torch.add(x * (i + 0.5), x, alpha=i)[i % 4]
         assert y.item() == 2 * i + 0.5
