@@ -14,10 +14,14 @@ lowers = TABLE.lowers
 
 
 def load() -> OpTable:
-    """Import every family, which fills the table, and return it."""
+    """Import every family, which fills the table, and return it.
+
+    Operators of other libraries join once the library that defines them is imported.
+    """
     import importlib
     import pkgutil
 
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         importlib.import_module(f"{__name__}.{module}")
+    importlib.import_module(f"{__name__}.grouped").register_foreign()
     return TABLE
