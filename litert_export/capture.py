@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from litert_export import expand
 from torch_tpu_unified.core.errors import ConversionError, InputError
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.report import source_line
@@ -115,6 +116,9 @@ def decompose(program: ExportedProgram, table: OpTable) -> ExportedProgram:
         ConversionError: see `check_inference`; also when buffers or inputs are written.
     """
     check_inference(program)
+    _check_mutation(program)
+    if (expanded := expand.expand(program, table)) is not None:
+        return expanded
     decompositions = torch.export.default_decompositions()
     for op in table:
         # Materialising the table first is slow; `pop` only touches the one key.

@@ -50,6 +50,26 @@ def batch_norm(
     return y, None, None
 
 
+@lowers(aten.batch_norm.default)
+def batch_norm_layer(
+    g: Graph,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    if training:
+        raise Unsupported("a batch norm in training mode; call model.eval() before exporting")
+    if running_mean is None or running_var is None:
+        raise Unsupported("a batch norm without statistics")
+    return _stored(g, input, weight, bias, running_mean, running_var, eps)
+
+
 def _stored(
     g: Graph,
     x: Value,
