@@ -242,10 +242,18 @@ def zeta(x, other):
     return elementwise(_zeta, x, other, floating=True)
 
 
+def _trigamma(x):
+    """zeta(2, x), but as PyTorch at the ends: 1/x where x is large, NaN at -inf."""
+    value = jnp.where(x > 1e17, 1 / x, _zeta(jnp.asarray(2, x.dtype), x))
+    return jnp.where(x == -jnp.inf, jnp.nan, value)
+
+
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
     if n == 0:
         return elementwise(digamma, x, floating=True)
+    if n == 1:
+        return elementwise(_trigamma, x, floating=True)
     # (-1)^(n+1) n! zeta(n + 1, x)
     factor = (-1.0) ** (n + 1) * math.gamma(n + 1)
     return elementwise(lambda v: factor * _zeta(jnp.asarray(n + 1, v.dtype), v), x, floating=True)

@@ -137,6 +137,11 @@ CASES = [
         for name in ("add", "mul", "left_shift", "right_shift", "pow", "floor_divide")
     ),
     *(_case(name, fn, _small(dtype)) for name, (fn, dtype) in _PROMOTION.items()),
+    _case(
+        "trigamma_ends",
+        lambda x: torch.polygamma(1, x),
+        lambda: torch.tensor([_INF, -_INF, _NAN, 0.0, -0.0, -1.5, 0.5, 1e16, 1e30]),
+    ),
     _case("max_nan", lambda x: x.max(0), _special),
     _case("argmax_nan", lambda x: x.argmax(), _special),
     _case("amin_nan", lambda x: x.amin(), _special),
