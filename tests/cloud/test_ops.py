@@ -42,7 +42,6 @@ ELSEWHERE = {
     "aten._embedding_bag_dense_backward.default",
     "aten._fused_rms_norm_backward.default",
     "aten._linalg_eigvals.default",
-    "aten._native_batch_norm_legit_no_training.default",
     "aten._native_multi_head_attention.default",
     "aten._scaled_dot_product_fused_attention_overrideable.default",
     "aten._scaled_dot_product_fused_attention_overrideable_backward.default",
