@@ -135,6 +135,8 @@ def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> Non
     name = op._schema.name
     if op._schema.overload_name:
         name += "." + op._schema.overload_name
+    if isinstance(function, plan.Kernel):
+        function = function.__call__  # a bound method, which C++ calls sooner than an object
     kernel = events.noted(op, function)
     hide_from_dynamo(kernel)
     library.m.impl(name, "PrivateUse1", kernel, False)

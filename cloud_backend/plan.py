@@ -19,14 +19,17 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cloud_backend import events, rng, runtime, tensor, views
+from cloud_backend import events, precision, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
-from cloud_backend.tensor import Meta
+from cloud_backend.program import Program, number, on_device, zero
+from cloud_backend.tensor import Buffer, Meta
 from torch_tpu_unified.core import flags, schema
 from torch_tpu_unified.core.errors import LoweringError, Unsupported
 from torch_tpu_unified.core.optable import Entry, Parameter
 
 Tensor = torch.Tensor
+_new_tensor, _new_storage = tensor._new_tensor, tensor._new_storage
+_take_address, DEVICE = tensor._take_address, tensor.DEVICE
 _default_dtype = torch.get_default_dtype
 
 
@@ -42,6 +45,15 @@ class Plan(NamedTuple):
     run: Callable[..., Any]
     fresh: tuple[Meta | None, ...]
     tree: Any  # None for a single tensor
+    programs: dict[Any, Program]  # by what base arrays look like, and the precision of products
+
+    def program(self, arrays: list[Any]) -> Program:
+        """The compiled program for these device arrays."""
+        look = (precision.Setting.name, *[(x.shape, x.dtype) for x in arrays])
+        found = self.programs.get(look)
+        if found is None:
+            found = self.programs[look] = Program(self.run, arrays)
+        return found
 
 
 def _scalar_flags(entry: Entry, p: Parameter) -> bool:
@@ -49,6 +61,14 @@ def _scalar_flags(entry: Entry, p: Parameter) -> bool:
         return False
     # `x * 0.5` reaches the overload with two tensors as a number in the place of the second.
     return "number" in p.type or p.type == "Tensor" or p.name in entry.traits["dynamic"]
+
+
+def _sees_lazy_bits(op: OpOverload) -> bool:
+    """Whether tensors with a conjugate or negative bit reach the kernel unresolved."""
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+        for key in ("Conjugate", "Negative")
+    )
 
 
 class Kernel:
@@ -79,8 +99,16 @@ class Kernel:
         self.host = entry.traits["host"]
         returns = op._schema.returns
         self.fresh_count = sum(1 for r in returns if r.alias_info is None)
-        self.special = bool(self.random or self.host or self.writes)
+        first = arguments[0].name if arguments else ""
+        # Calls that need more than flattening; a method that writes `self` alone needs no more.
+        self.inplace = self.writes == (first,) and [r.alias_info is None for r in returns] == [
+            False
+        ]
+        self.special = bool(self.random or self.host or (self.writes and not self.inplace))
+        self.lazy_bits = _sees_lazy_bits(op)
+        self.usual = [None if p is None else p.default for p in self.parameters]
         self.plans: dict[Any, Plan] = {}
+        self.quick: dict[Any, tuple[Any, Any, Meta | None]] = {}
 
     # ---- flattening
 
@@ -138,33 +166,57 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Calls.take is not None:
             return Calls.take(self, args, kwargs)
-        # The commonest call (contiguous tensors and numbers, one fresh tensor) inlines `_tensor`
-        # and `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
+        # The commonest calls (tensors and numbers, one result) inline `_tensor`, `on_device` and
+        # `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
         if kwargs or self.special:
             return self._general(args, kwargs)
         arrays: list[Any] = []
-        key: list[Any] = [_default_dtype()]
-        for a in args:
+        key: list[Any] = [_default_dtype(), precision.Setting.name]
+        for i, a in enumerate(args):
             if isinstance(a, Tensor):
                 buffer = getattr(a.untyped_storage(), "buffer", None)
+                if buffer is None or (base := buffer.array) is None:
+                    return self._general(args, kwargs)
+                if self.lazy_bits and (a.is_neg() or a.is_conj()):
+                    return self._general(args, kwargs)
                 shape = a.shape
-                if buffer is None or buffer.array is None or not a.is_contiguous():
-                    key.append(self._tensor(a, arrays))
-                    continue
-                base = buffer.array
-                if base.shape != shape:
-                    key.append(self._tensor(a, arrays))
-                    continue
                 arrays.append(base)
-                key.append(("W", shape, a.dtype))
+                if base.shape == shape and a.is_contiguous():
+                    key += (shape, a.dtype, base.dtype)
+                    continue
+                view, starts = tensor.placed_view_of(a, base)
+                if starts is not None:
+                    arrays.append(starts)
+                key += (view, base.shape, a.dtype, base.dtype)
+                continue
+            kind = type(a)
+            if (kind is float or kind is int) and self.is_scalar[i] and a != self.usual[i]:
+                if kind is int and not -(2**63) <= a < 2**63:
+                    return self._general(args, kwargs)
+                arrays.append(number(a) if a else zero(a))
+                key.append(kind)
+            elif kind is list or kind is tuple:
+                if any(isinstance(x, Tensor) for x in a):
+                    return self._general(args, kwargs)
+                key += (tuple(a), tuple(map(type, a)))
             else:
-                key.append(self._flatten(a, len(key) - 1, arrays))
-        plan = self.plans.get(tuple(key))
-        if plan is None or plan.tree is not None:
-            return self._general(args, kwargs)
-        return tensor.wrap(plan.run(*arrays), plan.fresh[0])
+                key += (kind, a)
+        quick_key = tuple(key)
+        quick = self.quick.get(quick_key)
+        if quick is None:
+            return self._general(args, kwargs, quick_key)
+        execute, handlers, m = quick
+        array = execute(arrays).consume_with_handlers(handlers)[0]
+        if m is None:
+            args[0].untyped_storage().buffer.array = array
+            return args[0]
+        made = _new_tensor(m.size, m.dtype)
+        storage = made.untyped_storage()
+        storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
+        storage.buffer = Buffer(array, m.nbytes)
+        return made
 
-    def _general(self, args: Any, kwargs: Any) -> Any:
+    def _general(self, args: Any, kwargs: Any, quick_key: Any = None) -> Any:
         generator = kwargs.pop("generator", None) if self.random else None
         if self.host and (self.host is True or self.host(args, kwargs)):
             return self._on_host(args, kwargs)
@@ -182,12 +234,22 @@ class Kernel:
             with events.span("tpu::make_program"):
                 plan = self._build(cache_key, len(args), arrays, args, kwargs)
             self.plans[cache_key] = plan
-        results = plan.run(*arrays)
+        arrays = on_device(arrays)
+        program = plan.program(arrays)
+        if quick_key is not None:
+            self._remember(quick_key, plan, program)
+        results = program(arrays)
         if self.writes:
             return self._write_back(plan, results, args, kwargs)
         if plan.tree is None:
             return tensor.wrap(results, plan.fresh[0])
         return _rebuild(plan, results)
+
+    def _remember(self, key: Any, plan: Plan, program: Program) -> None:
+        """Let `__call__` serve calls that look like this one, if they need no more than it does."""
+        m = None if self.inplace else plan.fresh[0] if len(plan.fresh) == 1 else None
+        if self.inplace or (plan.tree is None and isinstance(m, Meta) and m.contiguous):
+            self.quick[key] = (program.execute, program.handlers, m)
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         i = self.position[name]
@@ -239,12 +301,12 @@ class Kernel:
             if metas is None:
                 metas = self._evaluate(self._trace(key, count, None, extra), arrays)
             run = self._trace(key, count, metas, extra)
-            compiled = runtime.start().jit(run)
+            compiled = runtime.start().jit(run, keep_unused=True)
             compiled.eval_shape(*arrays)
         except Unsupported as e:
             raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
         leaves, tree = metas
-        return Plan(compiled, tuple(leaves), tree)
+        return Plan(compiled, tuple(leaves), tree, {})
 
     def _metas(self, args: Any, kwargs: Any) -> tuple[list[Meta | None], Any] | None:
         """Metadata of the fresh results, from PyTorch's meta kernel; None where it has none."""

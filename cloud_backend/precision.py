@@ -1,8 +1,8 @@
 """How float32 products are computed: `torch.set_float32_matmul_precision` as XLA's precision.
 
 Matrix products, convolutions and attention leave their precision to jax's default, which is set
-here. jax keys its caches by that default, so each precision has programs of its own and a change
-needs no other care. It matters on a TPU, whose matrix unit multiplies bfloat16.
+here. jax keys its caches by that default, and eager calls their programs by `Setting.name`, so each
+precision has programs of its own. It matters on a TPU, whose matrix unit multiplies bfloat16.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ _OF_TORCH = {
 }
 
 
+class Setting:
+    """The precision in force, as jax names it."""
+
+    name = ""
+
+
 def apply() -> None:
     """Give jax the precision that PyTorch is set to."""
     _set(_OF_TORCH[torch.get_float32_matmul_precision()].value)
 
 
-_current = ""
-
-
 def current() -> str:
     """The precision that jax has from here, as its text; "" before the first."""
-    return _current
+    return Setting.name
 
 
 def _set(value: str) -> None:
-    global _current
     import jax
 
-    _current = value
+    Setting.name = value
     jax.config.update("jax_default_matmul_precision", value)
 
 

@@ -8,6 +8,7 @@ checks by `data_ptr()` hold, and a stray read faults instead of seeing other dat
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import threading
 from typing import Any, NamedTuple
@@ -26,11 +27,16 @@ _new_tensor = torch._C._acc.create_empty_tensor
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
-class Memory:
+class _Memory:
     """Bytes held by tensors on the device: now, and at most since the last reset."""
 
-    current = 0
-    peak = 0
+    __slots__ = ("current", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = 0
+
+
+Memory = _Memory()  # an instance: to set a class's attribute is many times dearer
 
 
 class Buffer:
@@ -177,6 +183,21 @@ def view_of(tensor: torch.Tensor, base: Any) -> tuple[views.Spec, np.ndarray | N
     if base.dtype.itemsize != itemsize:
         length = base.size * base.dtype.itemsize // itemsize
     return views.spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), length)
+
+
+def placed_view_of(tensor: torch.Tensor, base: Any) -> tuple[views.Spec, Any]:
+    """`view_of` with the start positions on the device."""
+    base_dtype, dtype = base.dtype, tensor.dtype
+    length = base.size
+    if base_dtype.itemsize != dtype.itemsize:
+        length = length * base_dtype.itemsize // dtype.itemsize
+    return _placed(tensor.shape, tensor.stride(), tensor.storage_offset(), length)
+
+
+@functools.lru_cache(maxsize=65536)
+def _placed(size: Any, stride: Any, offset: int, length: int) -> tuple[views.Spec, Any]:
+    view, starts = views.spec(tuple(size), stride, offset, length)
+    return view, None if starts is None else runtime.start().numpy.asarray(starts)
 
 
 _jitted: dict[Any, Any] = {}
