@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from cloud_backend import dispatch, events, plan, rng, runtime, tensor, views
+from cloud_backend import dispatch, events, explain, plan, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
@@ -257,7 +257,7 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
         except Unsupported as e:
             where = (node.stack_trace or "").strip().splitlines()[-2:]
             source = " ".join(line.strip() for line in where) or "?"
-            reason = plan.explain(node.target, tuple(args), kwargs, str(e))
+            reason = explain.explain(node.target, tuple(args), kwargs, str(e))
             raise LoweringError(f"{reason}\n  node    {node.name}: {source}") from e
 
 

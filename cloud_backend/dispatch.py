@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cloud_backend import events, plan
+from cloud_backend import events, explain, plan
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError
 
@@ -121,7 +121,7 @@ def _refuse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     from cloud_backend import foreign
 
     group = foreign.group_of(op._schema.name.partition("::")[2])
-    raise LoweringError(plan.explain(op, args, kwargs, f"it reads the host's memory ({group})"))
+    raise LoweringError(explain.explain(op, args, kwargs, f"it reads the host's memory ({group})"))
 
 
 def _reshape_from_tensor(self: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
@@ -289,7 +289,7 @@ def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         near = difflib.get_close_matches(str(op), [str(o) for o in TABLE], n=1)
         hint = f"; the closest operator with a lowering is {near[0]}" if near else ""
         raise LoweringError(
-            plan.explain(op, args, kwargs, f"no lowering and no decomposition{hint}")
+            explain.explain(op, args, kwargs, f"no lowering and no decomposition{hint}")
         )
     name = str(op)
     if name not in events.Counters.fallbacks:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cloud_backend import pending, plan
+from cloud_backend import explain, pending, plan
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
 
@@ -109,7 +109,7 @@ def _debug(kernel: plan.Kernel, args: Any, kwargs: Any) -> Any:
     except Exception as e:
         if e.args and isinstance(e.args[0], str) and "\n  from    " not in e.args[0]:
             e.args = (
-                f"{e.args[0]}\n  call    {kernel.op}\n  from    {plan.user_line()}",
+                f"{e.args[0]}\n  call    {kernel.op}\n  from    {explain.user_line()}",
                 *e.args[1:],
             )
         raise

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cloud_backend import events, precision, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
+from cloud_backend.explain import explain
 from cloud_backend.program import Program, number, on_device, zero
 from cloud_backend.tensor import Buffer, Meta
 from torch_tpu_unified.core import flags, schema
@@ -493,23 +494,3 @@ def _check_overlap(written: list[Tensor]) -> None:
                 "unsupported operation: more than one element of the written-to tensor refers to a "
                 "single memory location. Please clone() the tensor before performing the operation."
             )
-
-
-def user_line() -> str:
-    """The innermost line on the stack that is neither PyTorch's nor this project's."""
-    import traceback
-
-    own = ("/torch/", "/cloud_backend/", "/torch_tpu_unified/")
-    frames = [f for f in traceback.extract_stack() if not any(o in f.filename for o in own)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}   {frames[-1].line}" if frames else "?"
-
-
-def explain(op: OpOverload, args: Any, kwargs: Any, reason: str) -> str:
-    """The text of a LoweringError: what, which call, from where, what to do next."""
-    return (
-        f"tpu: cannot run {op}\n"
-        f"  reason  {reason}\n"
-        f"  call    {schema.format_call(op, args, kwargs)}\n"
-        f"  from    {user_line()}\n"
-        "  next    TTU_FALLBACK=warn runs such operators on the CPU, counted and named in the log"
-    )
