@@ -22,6 +22,10 @@ from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
 from torch_tpu_unified.core.report import as_text, missing_operators
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MSG_TRITON = (
+    "tpu: {function} (node {node}) is a Triton kernel, and a TPU has no Triton. Write the "
+    "kernel in JAX or Pallas and make an operator of it: torch.tpu.pallas.jax_op(function)"
+)
 # Nodes that compute with Python numbers (symbolic sizes), not with tensors.
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
@@ -110,9 +114,9 @@ def _compile_graph(
 
 
 def _refuse_missing(gm: GraphModule) -> None:
-    from cloud_backend.ops import TABLE
+    from cloud_backend.ops import CUSTOM, TABLE
 
-    missing = missing_operators(gm.graph.nodes, TABLE)
+    missing = missing_operators(gm.graph.nodes, {*TABLE, *CUSTOM})
     if missing:
         raise LoweringError(f"tpu: cannot compile this graph\n{as_text(missing)}")
 
@@ -225,9 +229,9 @@ def _attribute(gm: GraphModule, target: str) -> Any:
 
 
 def _is_random(node: Node) -> bool:
-    from cloud_backend.ops import TABLE
+    from cloud_backend.ops import find
 
-    entry = TABLE.get(node.target) if node.op == "call_function" else None
+    entry = find(node.target) if node.op == "call_function" else None
     return entry is not None and bool(entry.traits["random"])
 
 
@@ -262,9 +266,9 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
 
 
 def _wants_layout(node: Node) -> str:
-    from cloud_backend.ops import TABLE
+    from cloud_backend.ops import find
 
-    entry = TABLE.get(node.target)
+    entry = find(node.target)
     return entry.traits["contiguous"] if entry is not None else ""
 
 
@@ -276,9 +280,9 @@ def _fake_argument(node: Node, name: str) -> Any:
 
 
 def _call(node: Node, args: Any, kwargs: Any, extra: dict[str, Any]) -> Any:
-    from cloud_backend.ops import TABLE
+    from cloud_backend.ops import find
 
-    entry = TABLE.get(node.target)
+    entry = find(node.target)
     if entry is None:
         raise Unsupported("no lowering")
     return entry.function(**entry.bind(tuple(args), kwargs), **extra)
@@ -289,6 +293,8 @@ def _python(node: Node, args: Any, kwargs: Any) -> Any:
     function: Any = node.target
     if function is operator.getitem or isinstance(node.meta.get("val"), _SYMBOLIC):
         return function(*args, **kwargs)
+    if "triton" in str(function):
+        raise LoweringError(MSG_TRITON.format(function=function, node=node.name))
     raise LoweringError(
         f"tpu: cannot compile a call of {function} (node {node.name}); higher-order operators "
         "are not "

@@ -459,7 +459,6 @@ _LATER = {
         "strip_jagged_padding",
     ],
     "optimizers": ("AdamW", "Muon", "Optimizer", "Sgd", "SingleTraceTrainer"),
-    "pallas": ("get_pallas_mesh", "jax_op"),
     "profiler": ("TpuProfilerConfig",),
 }
 
@@ -491,4 +490,7 @@ def install_submodules() -> None:
             setattr(module, member, not_yet(f"torch.tpu.{name}.{member}", instead))
         sys.modules[module.__name__] = module
         globals()[name] = module
+    from cloud_backend import pallas
+
+    globals()["pallas"] = sys.modules["torch.tpu.pallas"] = pallas
     globals()["amp"] = sys.modules["torch.tpu.amp"] = _amp()

@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 
 from litert_export import expand
+from torch_tpu_unified.core import custom
 from torch_tpu_unified.core.errors import ConversionError, InputError
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.report import source_line
@@ -123,6 +124,7 @@ def decompose(program: ExportedProgram, table: OpTable) -> ExportedProgram:
     for op in table:
         # Materialising the table first is slow; `pop` only touches the one key.
         decompositions.pop(op, None)
+    decompositions.update(custom.TORCH_FORMS)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         result = program.run_decompositions(decompositions)

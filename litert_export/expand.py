@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from litert_export import scan
+from torch_tpu_unified.core import custom
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.schema import functional_form, is_view, written_arguments
 
@@ -84,7 +85,7 @@ class _Expansion:
             op: rule
             for op, rule in torch._decomp._core_aten_decompositions_post_autograd().items()
             if op not in table
-        }
+        } | custom.TORCH_FORMS
 
     def run(self) -> tuple[torch.fx.Graph, torch.nn.Module]:
         for node in self.program.graph.nodes:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch_tpu_unified.conversion import Converted as Converted
     from torch_tpu_unified.conversion import convert as convert
     from torch_tpu_unified.conversion import precheck as precheck
+    from torch_tpu_unified.device_functions import jax_op as jax_op
     from torch_tpu_unified.inspection import inspect as inspect
     from torch_tpu_unified.parity_table import parity as parity
     from torch_tpu_unified.programs import load_program as load_program
@@ -29,6 +30,7 @@ _HOMES = {
     "compare": "comparison",
     "convert": "conversion",
     "inspect": "inspection",
+    "jax_op": "device_functions",
     "load": "runtime",
     "load_program": "programs",
     "parity": "parity_table",

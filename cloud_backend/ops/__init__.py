@@ -19,21 +19,27 @@ Traits:
         shapes and dtypes, and they are contiguous.
 """
 
-from torch_tpu_unified.core.optable import OpTable
+from typing import Any
 
-TABLE = OpTable(
-    "tpu",
-    traits={
-        "random": False,
-        "static": (),
-        "dynamic": (),
-        "host": False,
-        "contiguous": "",
-        "meta": True,
-    },
-    supplied={"random": "key", "contiguous": "contiguous"},
-)
+from torch_tpu_unified.core.optable import Entry, OpTable
+
+_TRAITS = {
+    "random": False,
+    "static": (),
+    "dynamic": (),
+    "host": False,
+    "contiguous": "",
+    "meta": True,
+}
+TABLE = OpTable("tpu", traits=_TRAITS, supplied={"random": "key", "contiguous": "contiguous"})
 lowers = TABLE.lowers
+# Operators that users made of JAX functions (`jax_op`); their lowering is the function itself.
+CUSTOM = OpTable("jax_op", traits=_TRAITS)
+
+
+def find(op: Any) -> Entry | None:
+    """The entry of an operator of PyTorch or of a user."""
+    return TABLE.get(op) or CUSTOM.get(op)
 
 
 def load() -> OpTable:

@@ -396,7 +396,7 @@ def test_names_of_later_stages_raise_a_clear_error():
     import torch.tpu.ops as ops  # noqa: F401
 
     for call in (
-        lambda: torch.tpu.pallas.jax_op(None),
+        lambda: torch.tpu.pallas.get_pallas_mesh(),
         lambda: torch.tpu.ops.ragged_dot(),
         lambda: torch.tpu.optimizers.AdamW(),
         lambda: torch.tpu.distributed.set_tpu_launch_env(),

@@ -1,0 +1,5 @@
+"""What the face offers of the device itself; `torch.tpu` has the same names."""
+
+from __future__ import annotations
+
+from cloud_backend.custom import jax_op as jax_op
