@@ -14,12 +14,14 @@ import click
 from torch_tpu_unified.cli import failures
 
 from torch_tpu_unified import __version__
+from torch_tpu_unified.targets import XLA, check_target
 
 EPILOG = """\b
 Examples:
   tpu-convert model.pt2 -o model.tflite
   tpu-convert nets.py:make_resnet --input 1x3x224x224 -o resnet.tflite
   tpu-convert my.package:llm --input ids=int64[1,16]:0..31999 --parity
+  tpu-convert model.pt2 --to tpu --topology v6e:2x4
   tpu-convert module.pt --trust-pickle --input float32[1,3,224,224]
 
 \b
@@ -64,18 +66,40 @@ TTU_DEBUG=1 shows tracebacks; TTU_DUMP=folder writes the graph after each stage.
     help="Unpickle SOURCE, which can run any code in it.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the random example inputs.")
+@click.option("--topology", metavar="NAME", help="Of the target tpu, such as v6e:2x4.")
+@click.option(
+    "--shard",
+    type=click.Choice(["none", "batch", "weights"]),
+    default="none",
+    show_default=True,
+    help="Of the target tpu: what is spread over the devices; weights: the batch as well.",
+)
+@click.option("--train", is_flag=True, help="SOURCE gives a loss: add the gradients (XLA targets).")
+@click.option("--stablehlo-version", metavar="X.Y.Z", help="That shall read -o FILE.mlirbc.")
 @click.option("--quantize", hidden=True)
 @click.option("--calib", hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.version_option(__version__, prog_name="tpu-convert")
 def command(**options: Any) -> None:
-    """Convert a PyTorch model to a LiteRT file.
+    """Convert a PyTorch model to a LiteRT file, or to a program for XLA.
 
     SOURCE is a .pt2 file of torch.export.save, package.module:factory or file.py:factory (a
     function that gives an nn.Module, or a tuple of it with its example inputs), a TorchScript .pt,
     or a pickled nn.Module with --trust-pickle.
+
+    TARGET is litert; stablehlo (text, or portable bytecode as FILE.mlirbc); tpu (an executable
+    and a report for --topology, without a TPU); or tpu-cache (compiled programs on disk).
     """
+    check_target(options["to"])
+    from torch_tpu_unified.cli import convert_xla
+
+    if options["to"] in XLA:
+        convert_xla.run(options)
+        return
+    convert_xla.refuse_foreign(options)
+    for name in ("topology", "shard", "train", "stablehlo_version"):
+        options.pop(name)
     from torch_tpu_unified.cli import convert
 
     convert.run(convert.Request.from_options(options))

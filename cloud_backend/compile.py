@@ -113,10 +113,15 @@ def _compile_graph(
     return make_boxed_func(CompiledGraph(gm, reason))
 
 
-def _refuse_missing(gm: GraphModule) -> None:
+def known_operators() -> set[Any]:
+    """Every operator that a graph may hold: PyTorch's and the user's."""
     from cloud_backend.ops import CUSTOM, TABLE
 
-    missing = missing_operators(gm.graph.nodes, {*TABLE, *CUSTOM})
+    return {*TABLE, *CUSTOM}
+
+
+def _refuse_missing(gm: GraphModule) -> None:
+    missing = missing_operators(gm.graph.nodes, known_operators())
     if missing:
         raise LoweringError(f"tpu: cannot compile this graph\n{as_text(missing)}")
 
@@ -137,7 +142,7 @@ class CompiledGraph:
         self.attributes = [n for n in nodes if n.op == "get_attr"]
         self.constants = [_attribute(gm, str(n.target)) for n in self.attributes]
         self.called = [str(n.target) for n in nodes if n.op == "call_function"]
-        self.random = any(_is_random(n) for n in nodes)
+        self.random = any(is_random(n) for n in nodes)
         self.programs: dict[Any, tuple[Any, list[Any]]] = {}
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -228,7 +233,8 @@ def _attribute(gm: GraphModule, target: str) -> Any:
     return functools.reduce(getattr, target.split("."), gm)
 
 
-def _is_random(node: Node) -> bool:
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
     from cloud_backend.ops import find
 
     entry = find(node.target) if node.op == "call_function" else None
@@ -251,7 +257,7 @@ def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None
             environment[node] = _python(node, args, kwargs)
             continue
         extra = {}
-        if _is_random(node):
+        if is_random(node):
             extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
             draws += 1
         if name := _wants_layout(node):

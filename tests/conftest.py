@@ -6,6 +6,7 @@ processes change nothing. Tests marked `slow` run with `--full` only.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 from pathlib import Path
@@ -30,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("libtpu") is None:
+        absent = pytest.mark.skip(reason="libtpu is not installed; make setup brings it")
+        for item in items:
+            if item.get_closest_marker("tpu_compiler"):
+                item.add_marker(absent)
     if config.getoption("--full"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

@@ -113,8 +113,8 @@ def convert(
     lowerings: Mapping[Any, Callable[..., Any]] | None = None,
     progress: Progress | None = None,
     **later: Any,
-) -> Converted:
-    """Convert a PyTorch model to a LiteRT file.
+) -> Any:
+    """Convert a PyTorch model to a LiteRT file, or to a program for XLA.
 
     A module in training mode or on another device is exported in eval mode on the CPU; it is left
     as it is. Shapes are static: those of the example inputs.
@@ -123,7 +123,9 @@ def convert(
         module_or_program: an nn.Module, or an ExportedProgram.
         args, kwargs: example inputs of the module, tensors of the shapes and dtypes to deploy; an
             ExportedProgram has its own.
-        to: `litert`.
+        to: `litert`, which gives a `Converted`; or `stablehlo` or `tpu`, which give an
+            `XlaProgram` and take the options of `xla_targets.convert`: `topology`, `shard`,
+            `train`, `text`, `stablehlo_version`.
         signatures: instead of all three: name -> (module, args), (module, args, kwargs) or an
             ExportedProgram; one file with several entries, equal weights stored once.
         io_layout: `nchw` keeps the shapes of the PyTorch model; `nhwc` makes rank-4 inputs and
@@ -142,6 +144,15 @@ def convert(
         VerificationError: the file's outputs are not PyTorch's.
         NotYetAvailable: `dynamic_shapes`, `quantize`, another `to`.
     """
+    if to in ("stablehlo", "tpu"):
+        litert = (dynamic_shapes, quantize, signatures, input_names, output_names, lowerings)
+        if any(option is not None for option in litert) or io_layout != "nchw":
+            raise OptionError(f"an option of the LiteRT target was given with to={to!r}")
+        from torch_tpu_unified import xla_targets
+
+        return xla_targets.convert(
+            to, module_or_program, args, kwargs, verify=verify, progress=progress, **later
+        )
     _check_options(to, dynamic_shapes, quantize, io_layout, later)
     start = time.perf_counter()
     if progress:
@@ -171,6 +182,8 @@ def _check_options(
     to: str, dynamic_shapes: Any, quantize: Any, io_layout: str, later: Mapping[str, Any]
 ) -> None:
     check_target(to)
+    if to == "tpu-cache":
+        raise OptionError("tpu-cache makes no file; call torch_tpu_unified.xla_targets.warm_cache")
     if io_layout not in _LAYOUTS:
         raise OptionError(f"io_layout={io_layout!r} is unknown; one of {', '.join(_LAYOUTS)}")
     if dynamic_shapes is not None:

@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+from cloud_backend.ahead import load_executable as load_executable
 from cloud_backend.custom import jax_op as jax_op

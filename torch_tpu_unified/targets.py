@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
 
-LATER = ("edgetpu", "stablehlo", "tpu")
+LITERT = "litert"
+XLA = ("stablehlo", "tpu", "tpu-cache")
+LATER = ("edgetpu",)
 
 
 def check_target(to: str) -> None:
@@ -14,7 +16,8 @@ def check_target(to: str) -> None:
         NotYetAvailable: a planned target.
         OptionError: any other.
     """
+    known = ", ".join((LITERT, *XLA))
     if to in LATER:
-        raise NotYetAvailable(f"the target {to!r} is not available yet; give litert")
-    if to != "litert":
-        raise OptionError(f"the target {to!r} is unknown; give litert")
+        raise NotYetAvailable(f"the target {to!r} is not available yet; give one of {known}")
+    if to != LITERT and to not in XLA:
+        raise OptionError(f"the target {to!r} is unknown; give one of {known}")

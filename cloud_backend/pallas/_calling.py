@@ -31,7 +31,7 @@ def product(a: Any, b: Any, axes: tuple[int, int]) -> Any:
     """
     jnp = jax.numpy
     if a.dtype == b.dtype == jnp.bfloat16:
-        precision = None
+        precision = jax.lax.Precision.DEFAULT  # not the user's setting for float32
     else:
         a, b, precision = a.astype(jnp.float32), b.astype(jnp.float32), jax.lax.Precision.HIGHEST
     dimensions = (((axes[0],), (axes[1],)), ((), ()))

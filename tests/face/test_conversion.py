@@ -146,7 +146,6 @@ def test_what_is_not_there_yet_says_so(net: nn.Module, image: torch.Tensor) -> N
         {"quantize": {"mode": "int8"}},
         {"dynamic_shapes": ({0: torch.export.Dim("n")},)},
         {"to": "edgetpu"},
-        {"to": "stablehlo"},
         {"max_rank": 4},
         {"int64": "int32"},
     ):
