@@ -33,6 +33,7 @@ class Ours(ConvertAdapter):
             "cli",
             "compare_capture",
             "device",
+            "dynamic_shapes",
             "inspect",
             "names",
             "nhwc_io",
@@ -53,7 +54,7 @@ class Ours(ConvertAdapter):
         **options: Any,
     ) -> str:
         self.need_for(dynamic_shapes, quantize, options)
-        ttu.convert(module, args, kwargs, **options).save(out_path)
+        ttu.convert(module, args, kwargs, dynamic_shapes=dynamic_shapes, **options).save(out_path)
         return out_path
 
     def convert_signatures(

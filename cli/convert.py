@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from torch_tpu_unified.cli.progress import Stage, stages, without_native_notes
 
-from torch_tpu_unified import factories, files, inputspec, sources
+from torch_tpu_unified import factories, files, inputspec, opensizes, sources
 from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
 from torch_tpu_unified.inputspec import InputSpec
+from torch_tpu_unified.opensizes import OpenSize
 from torch_tpu_unified.targets import check_target
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Request:
     source: str
     output: Path
     inputs: tuple[InputSpec, ...]
+    dynamic: tuple[OpenSize, ...]
     io_layout: str
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
@@ -71,10 +73,11 @@ class Request:
             source=source,
             output=output,
             inputs=tuple(inputspec.parse(text) for text in options["inputs"]),
+            dynamic=tuple(opensizes.parse(text) for text in options["dynamic"]),
             **{
                 f.name: options[f.name]
                 for f in dataclasses.fields(cls)
-                if f.name not in ("source", "output", "inputs")
+                if f.name not in ("source", "output", "inputs", "dynamic")
             },
         )
 
@@ -105,7 +108,11 @@ def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
     from torch_tpu_unified import conversion, parity_table, programs
 
     program = programs.load_program(
-        request.source, request.inputs, trust_pickle=request.trust_pickle, seed=request.seed
+        request.source,
+        request.inputs,
+        trust_pickle=request.trust_pickle,
+        seed=request.seed,
+        dynamic=request.dynamic,
     )
     converted = conversion.convert_programs(
         {conversion.DEFAULT_SIGNATURE: program},

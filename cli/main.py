@@ -41,6 +41,13 @@ TTU_DEBUG=1 shows tracebacks; TTU_DUMP=folder writes the graph after each stage.
     help="An example input, in order: float32[1,3,224,224], ids=int64[1,16]:0..999 or 1x3x224x224.",
 )
 @click.option(
+    "--dynamic",
+    "dynamic",
+    multiple=True,
+    metavar="NAME=AXIS",
+    help="A size that callers choose: batch=0, length=ids.1, or length=1@2..512 with its range.",
+)
+@click.option(
     "--verify/--no-verify",
     default=True,
     show_default=True,

@@ -1,8 +1,8 @@
 """Stage one: a module becomes an ExportedProgram of operators that the table lowers.
 
 Decomposes with PyTorch's core ATen decompositions less the table's own keys, so that what LiteRT
-has as one operator stays whole. What a LiteRT file cannot express (training mode, mutated state,
-dynamic shapes) is refused here, before any lowering, in words about the user's model.
+has as one operator stays whole. What a LiteRT file cannot express (training mode, mutated
+state) is refused here, before any lowering, in words about the user's model.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from torch_tpu_unified.core.errors import ConversionError, InputError
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.report import source_line
 
-MSG_DYNAMIC = (
-    "the program has dynamic shapes ({names}); the LiteRT exporter takes static shapes only. "
-    "Export it again without dynamic_shapes, with example inputs of the size you deploy."
-)
 MSG_TRAINING = (
     "{op} runs in training mode{where}; a LiteRT file holds an inference program. "
     "Call model.eval() before exporting."
@@ -75,7 +71,7 @@ def check_inference(program: ExportedProgram) -> None:
     """Refuse what no LiteRT file can express.
 
     Raises:
-        ConversionError: training-mode layers, mutated buffers or inputs, dynamic shapes.
+        ConversionError: training-mode layers, mutated buffers or inputs.
     """
     for node in nodes(program.graph_module):
         position = _TRAINING.get(getattr(getattr(node.target, "_schema", None), "name", ""))
@@ -86,20 +82,6 @@ def check_inference(program: ExportedProgram) -> None:
             line = source_line(node)
             where = f" ({line})" if line else ""
             raise ConversionError(MSG_TRAINING.format(op=node.target, where=where))
-    _check_static(program)
-
-
-def _check_static(program: ExportedProgram) -> None:
-    names = []
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            if any(not isinstance(d, int) for d in value.shape):
-                names.append(f"{node.name}: {list(value.shape)}")
-        elif node.op == "placeholder" and isinstance(value, (torch.SymInt, torch.SymFloat)):
-            names.append(node.name)
-    if names:
-        raise ConversionError(MSG_DYNAMIC.format(names=", ".join(names)))
 
 
 def _check_mutation(program: ExportedProgram) -> None:

@@ -62,10 +62,13 @@ def result_types(value: Any) -> tuple[ResultType | None, ...]:
 class Emitter:
     """Turns one ExportedProgram (decomposed) into a Graph."""
 
-    def __init__(self, program: ExportedProgram, table: OpTable, *, io_layout: str) -> None:
+    def __init__(
+        self, program: ExportedProgram, table: OpTable, *, io_layout: str, any_size: bool = False
+    ) -> None:
         self.program, self.table, self.io_layout = program, table, io_layout
         self.values: dict[torch.fx.Node, Any] = {}
         self.graph = Graph()
+        self.graph.any_size = any_size
         self.names: dict[torch.fx.Node, str] = {}
 
     def run(self, input_names: Sequence[str] | None, output_names: Sequence[str] | None) -> Graph:

@@ -20,7 +20,10 @@ _CACHED_BYTES = 4096  # constants up to this size are shared by content, larger 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A tensor: `shape`, LiteRT type name `dtype`, and `data` when it is a constant."""
+    """A tensor: `shape`, LiteRT type name `dtype`, and `data` when it is a constant.
+
+    `dynamic` holds the dimensions whose size a caller may change; `shape` has their default sizes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -28,6 +31,7 @@ class Value:
     data: np.ndarray[Any, Any] | None = None
     source: str | None = None
     variable: bool = False
+    dynamic: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -41,9 +45,14 @@ class Value:
     def is_const(self) -> bool:
         return self.data is not None
 
+    @property
+    def signature(self) -> tuple[int, ...]:
+        """The shape with -1 for dynamic sizes."""
+        return tuple(-1 if i in self.dynamic else d for i, d in enumerate(self.shape))
+
     def type_text(self) -> str:
-        """`float32[1,3,224,224]`."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        """`float32[1,3,224,224]`; a dynamic size is -1."""
+        return f"{self.dtype}[{','.join(map(str, self.signature))}]"
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,6 +83,7 @@ class Graph:
     Attributes:
         inputs, outputs: Values; `input_names`, `output_names` are their names in the signature.
         result: the expected results of the call being lowered (set by the emitter).
+        any_size: forms that hold only for some sizes must not be chosen.
         subgraphs: graphs that control-flow ops refer to by index (1 is the first of them).
     """
 
@@ -88,6 +98,7 @@ class Graph:
         self.scope: str = "op"
         self.source: str | None = None
         self.subgraphs: list[Graph] = []
+        self.any_size = False
         self._constants: dict[Any, Value] = {}
         self._names: dict[str, int] = {}
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from litert_export import capture, emit, ops, writer
+from litert_export import capture, dynamic, emit, ops, writer
 from litert_export.graph import Graph
-from litert_export.passes import cleanup, fuse, layout
+from litert_export.passes import cleanup, fuse, join, layout
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
 from torch_tpu_unified.core.optable import OpTable
@@ -44,7 +44,12 @@ class Report:
 
 @dataclasses.dataclass
 class Job:
-    """One signature on its way through the stages."""
+    """One signature on its way through the stages.
+
+    Attributes:
+        sizes: those chosen for the dynamic sizes of the program as it was given.
+        any_size: choose forms that hold for all sizes.
+    """
 
     name: str
     program: ExportedProgram
@@ -52,6 +57,8 @@ class Job:
     io_layout: str
     input_names: Sequence[str] | None
     output_names: Sequence[str] | None
+    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    any_size: bool = False
     graph: Graph | None = None
 
 
@@ -68,7 +75,7 @@ def _decompose(job: Job) -> None:
 
 
 def _emit(job: Job) -> None:
-    emitter = emit.Emitter(job.program, job.table, io_layout=job.io_layout)
+    emitter = emit.Emitter(job.program, job.table, io_layout=job.io_layout, any_size=job.any_size)
     job.graph = emitter.run(job.input_names, job.output_names)
     job.graph.name = job.name
 
@@ -96,12 +103,12 @@ STAGES: tuple[Stage, ...] = (
     # Fusion leaves ops without readers and new chains of reshapes.
     Stage("finish", _pass(cleanup.run)),
 )
-WRITE = "write"
+JOIN, WRITE = "join", "write"
 
 
 def stage_names() -> list[str]:
     """The names that a progress callback gets, in order."""
-    return [*(s.name for s in STAGES), WRITE]
+    return [*(s.name for s in STAGES), JOIN, WRITE]
 
 
 def _dump(job: Job, number: int, stage: str, folder: str) -> None:
@@ -131,32 +138,81 @@ def run(
     if not programs:
         raise InputError("no program to export")
     table = table or ops.load()
-    jobs = [
+
+    whole = [
         Job(name, program, table, io_layout, input_names, output_names)
         for name, program in programs.items()
     ]
+    jobs = [(job, _instances(job)) for job in whole]
     report = Report()
-    total = len(STAGES) + 1
+    total = len(STAGES) + 2
     for number, stage in enumerate(STAGES):
         if progress:
             progress(stage.name, number, total)
         start = time.perf_counter()
-        for job in jobs:
+        for one in (j for _, group in jobs for j in group):
             if not (decomposed and stage.run is _decompose):
-                stage.run(job)
-            if job.graph is not None:
-                job.graph.verify()
-            if flags.DUMP.value:
-                _dump(job, number, stage.name, flags.DUMP.value)
+                _run_stage(one, stage, number)
         report.seconds[stage.name] = time.perf_counter() - start
+    if progress:
+        progress(JOIN, total - 2, total)
+    start = time.perf_counter()
+    graphs = {}
+    for job, group in jobs:
+        graphs[job.name] = _joined(job, group)
+        graphs[job.name].verify()
+    report.seconds[JOIN] = time.perf_counter() - start
     if progress:
         progress(WRITE, total - 1, total)
     start = time.perf_counter()
-    graphs = {job.name: job.graph for job in jobs if job.graph is not None}
     model = writer.write(graphs)
     report.seconds[WRITE] = time.perf_counter() - start
     _count(report, graphs, len(model))
     return model, report, graphs
+
+
+def _instances(job: Job) -> list[Job]:
+    """The job, or one for each choice of sizes where its program leaves sizes open."""
+    if not dynamic.symbols(job.program):
+        return [job]
+    return [
+        dataclasses.replace(job, program=dynamic.at(job.program, sizes), sizes=sizes)
+        for sizes in dynamic.choose(job.program)
+    ]
+
+
+def _run_stage(job: Job, stage: Stage, number: int) -> None:
+    stage.run(job)
+    if job.graph is not None:
+        job.graph.verify()
+    if flags.DUMP.value:
+        _dump(job, number, stage.name, flags.DUMP.value)
+
+
+def _all_stages(job: Job) -> Graph:
+    for number, stage in enumerate(STAGES):
+        _run_stage(job, stage, number)
+    assert job.graph is not None
+    return job.graph
+
+
+def _joined(job: Job, group: Sequence[Job]) -> Graph:
+    """The graph of a signature; of several sizes, one that holds for all."""
+    graphs = [j.graph for j in group if j.graph is not None]
+    if len(graphs) == 1:
+        return graphs[0]
+    if not join.alike(graphs):
+        # Once more without the forms that hold for some sizes only.
+        job = dataclasses.replace(job, any_size=True)
+        graphs = [
+            _all_stages(dataclasses.replace(job, program=dynamic.at(job.program, j.sizes)))
+            for j in group
+        ]
+    largest = None
+    if join.needs_limit(graphs) and (sizes := dynamic.limit(job.program)) is not None:
+        program = dynamic.at(job.program, sizes)
+        largest = _all_stages(dataclasses.replace(job, program=program))
+    return join.join(graphs, largest, dynamic.usual_shapes(job.program, job.io_layout))
 
 
 def _count(report: Report, graphs: Mapping[str, Graph], size: int) -> None:

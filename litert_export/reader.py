@@ -95,7 +95,10 @@ class _Reader:
         shape = () if t.shape is None else tuple(int(d) for d in t.shape)
         dtype = schema.DTYPES[t.type] if t.type < len(schema.DTYPES) else f"type{t.type}"
         data = self._data(t.buffer, dtype, shape) if t.buffer else None
-        return Value(_text(t.name), shape, dtype, data, variable=bool(t.isVariable))
+        dynamic = tuple(i for i, d in enumerate(_ints(t.shapeSignature)) if d == -1)
+        return Value(
+            _text(t.name), shape, dtype, data, variable=bool(t.isVariable), dynamic=dynamic
+        )
 
     def _graph(self, index: int, name: str | None) -> Graph:
         sub = self.model.subgraphs[index]

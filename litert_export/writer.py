@@ -83,6 +83,8 @@ class _ModelWriter:
         tensor = self.module.TensorT()
         tensor.name = value.name
         tensor.shape = np.asarray(value.shape, np.int32)
+        if value.dynamic:
+            tensor.shapeSignature = np.asarray(value.signature, np.int32)
         tensor.type = schema.tensor_type(value.dtype)
         tensor.buffer = 0 if value.data is None else self.buffers.add(value.data)
         tensor.hasRank = True

@@ -153,6 +153,17 @@ def _rounding_only(
     return float(np.abs(a - exact).max(initial=0.0)) <= min(budget, 0.01 * range_)
 
 
+def labelled(agreement: Agreement, label: str) -> Agreement:
+    """The same rows with a word after each output's name."""
+    rows = tuple(dataclasses.replace(r, name=f"{r.name} {label}") for r in agreement.rows)
+    return Agreement(rows, agreement.tolerance)
+
+
+def together(agreements: Sequence[Agreement]) -> Agreement:
+    """One table of several comparisons with the same tolerance."""
+    return Agreement(tuple(r for a in agreements for r in a.rows), agreements[0].tolerance)
+
+
 def refuse(agreement: Agreement, what: str) -> None:
     """Raise unless everything agrees.
 

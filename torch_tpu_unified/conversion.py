@@ -117,7 +117,7 @@ def convert(
     """Convert a PyTorch model to a LiteRT file, or to a program for XLA.
 
     A module in training mode or on another device is exported in eval mode on the CPU; it is left
-    as it is. Shapes are static: those of the example inputs.
+    as it is. Shapes are those of the example inputs where `dynamic_shapes` leaves none open.
 
     Args:
         module_or_program: an nn.Module, or an ExportedProgram.
@@ -126,6 +126,8 @@ def convert(
         to: `litert`, which gives a `Converted`; or `stablehlo` or `tpu`, which give an
             `XlaProgram` and take the options of `xla_targets.convert`: `topology`, `shard`,
             `train`, `text`, `stablehlo_version`.
+        dynamic_shapes: sizes that callers of the file may choose, as torch.export takes it; the
+            example's are the default ones. The file is verified at three choices of sizes.
         signatures: instead of all three: name -> (module, args), (module, args, kwargs) or an
             ExportedProgram; one file with several entries, equal weights stored once.
         io_layout: `nchw` keeps the shapes of the PyTorch model; `nhwc` makes rank-4 inputs and
@@ -142,7 +144,7 @@ def convert(
         ConversionError: torch.export cannot trace it, or LiteRT cannot express it.
         LoweringError: operators have no lowering; all of them are listed.
         VerificationError: the file's outputs are not PyTorch's.
-        NotYetAvailable: `dynamic_shapes`, `quantize`, another `to`.
+        NotYetAvailable: `quantize`, another `to`.
     """
     if to in ("stablehlo", "tpu"):
         litert = (dynamic_shapes, quantize, signatures, input_names, output_names, lowerings)
@@ -153,14 +155,18 @@ def convert(
         return xla_targets.convert(
             to, module_or_program, args, kwargs, verify=verify, progress=progress, **later
         )
-    _check_options(to, dynamic_shapes, quantize, io_layout, later)
+    _check_options(to, quantize, io_layout, later)
     start = time.perf_counter()
     if progress:
         progress("export", 0, 0)
     if signatures is None:
         if module_or_program is None:
             raise OptionError("give a module and args, an ExportedProgram, or signatures")
-        found = {DEFAULT_SIGNATURE: as_program(module_or_program, args, kwargs)}
+        found = {DEFAULT_SIGNATURE: as_program(module_or_program, args, kwargs, dynamic_shapes)}
+    elif dynamic_shapes is not None:
+        raise OptionError(
+            "dynamic_shapes goes with one module; export those of signatures yourself"
+        )
     elif module_or_program is not None or args is not None or kwargs:
         raise OptionError("give either a module with its inputs, or signatures")
     else:
@@ -178,19 +184,12 @@ def convert(
     )
 
 
-def _check_options(
-    to: str, dynamic_shapes: Any, quantize: Any, io_layout: str, later: Mapping[str, Any]
-) -> None:
+def _check_options(to: str, quantize: Any, io_layout: str, later: Mapping[str, Any]) -> None:
     check_target(to)
     if to == "tpu-cache":
         raise OptionError("tpu-cache makes no file; call torch_tpu_unified.xla_targets.warm_cache")
     if io_layout not in _LAYOUTS:
         raise OptionError(f"io_layout={io_layout!r} is unknown; one of {', '.join(_LAYOUTS)}")
-    if dynamic_shapes is not None:
-        raise NotYetAvailable(
-            "dynamic_shapes is not available yet: a LiteRT file has the static shapes of the "
-            "example inputs; convert once for each size"
-        )
     if quantize is not None:
         raise NotYetAvailable("quantize is not available yet; leave it out for float32")
     for name in later:
@@ -199,18 +198,25 @@ def _check_options(
         raise NotYetAvailable(f"convert({name}=...) is not available yet; leave it out")
 
 
-def as_program(given: Any, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> Program:
+def as_program(
+    given: Any,
+    args: Sequence[Any] | None,
+    kwargs: dict[str, Any] | None,
+    dynamic_shapes: Any = None,
+) -> Program:
     """A module or an ExportedProgram with example inputs as a `Program`.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: it is neither, or a program that was exported already gets `dynamic_shapes`.
     """
+    if isinstance(given, torch.nn.Module) and not isinstance(given, ExportedProgram):
+        return programs.from_module(given, args, kwargs, dynamic_shapes=dynamic_shapes)
+    if dynamic_shapes is not None and isinstance(given, (Program, ExportedProgram)):
+        raise OptionError("dynamic_shapes goes with a module; export the program with it instead")
     if isinstance(given, Program):
         return given
     if isinstance(given, ExportedProgram):
         return programs.from_exported(given, args, kwargs)
-    if isinstance(given, torch.nn.Module):
-        return programs.from_module(given, args, kwargs)
     raise OptionError(
         f"a {type(given).__name__} cannot be converted; give an nn.Module with example inputs, or "
         "an ExportedProgram"
@@ -278,9 +284,30 @@ def compare_with_file(
 ) -> Agreement:
     """Run a file on the program's example inputs and compare it with eager PyTorch.
 
+    Where the program leaves sizes open, at two more choices of them as well: the least ones, and
+    some that nothing was made for.
+
     Raises:
         VerificationError: the interpreter fails, or outputs have other shapes or dtypes.
     """
+    from litert_export import dynamic
+
+    tables = [_compare(program, model, signature, names, io_layout)]
+    for shapes in dynamic.trials(program.exported):
+        table = _compare(program.resized(shapes), model, signature, names, io_layout)
+        where = " ".join("x".join(map(str, s)) for s in shapes)
+        tables.append(agreement.labelled(table, f"at {where}"))
+    return agreement.together(tables)
+
+
+def _compare(
+    program: Program,
+    model: bytes | bytearray | str | os.PathLike[str],
+    signature: str | None,
+    names: Sequence[str],
+    io_layout: str,
+) -> Agreement:
+    """`compare_with_file` at the sizes of the program's inputs alone."""
     from litert_export import verify
     from torch_tpu_unified.core.errors import InputError
 

@@ -22,11 +22,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from torch_tpu_unified import factories, inputspec, sources
+from torch_tpu_unified import factories, inputspec, opensizes, sources
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import ConversionError, InputError, OptionError, TtuError
 from torch_tpu_unified.core.report import innermost_frame
 from torch_tpu_unified.inputspec import InputSpec
+from torch_tpu_unified.opensizes import OpenSize
 from torch_tpu_unified.sources import Kind
 
 
@@ -88,6 +89,18 @@ class Program:
                 f"{self.name}: the inputs do not have the program's structure: {order}"
             )
         return flat
+
+    def resized(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+        """The program with example inputs of other sizes, made of the values of these."""
+        from litert_export import dynamic
+
+        wanted = iter(shapes)
+        flat, spec = self.flat_leaves(), self.exported.call_spec.in_spec
+        changed = [
+            dynamic.resized(x, next(wanted)) if isinstance(x, torch.Tensor) else x for x in flat
+        ]
+        args, kwargs = pytree.tree_unflatten(changed, spec)
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def flat_inputs(self) -> list[torch.Tensor]:
         """The example tensors in that order: the inputs of a LiteRT file."""
@@ -159,6 +172,8 @@ def from_module(
 
     Args:
         args, kwargs: example inputs of `module.forward`.
+        dynamic_shapes: as torch.export takes it, or a list of `OpenSize`; a dynamic size of 1 in
+            the example inputs is no problem.
 
     Raises:
         OptionError: no example inputs are given.
@@ -173,6 +188,11 @@ def from_module(
     if isinstance(args, torch.Tensor):
         raise OptionError("args is a tensor; give a tuple of the inputs: (x,)")
     module, args, kwargs = to_cpu(module), tuple(to_cpu(tuple(args or ()))), to_cpu(kwargs or {})
+    if isinstance(dynamic_shapes, (list, tuple)) and all(
+        isinstance(s, OpenSize) for s in dynamic_shapes
+    ):
+        sizes = [s for s in dynamic_shapes if isinstance(s, OpenSize)]
+        dynamic_shapes = opensizes.for_module(sizes, module, args, kwargs) if sizes else None
     exported = _export(module, args, kwargs, dynamic_shapes)
     name = name or type(module).__name__
     return Program(exported, args, kwargs, _eager(module), name, module)
@@ -181,9 +201,19 @@ def from_module(
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    try:
+    wide = (args, kwargs)
+    if dynamic_shapes is not None:
+        wide = opensizes.widened(module, args, kwargs, dynamic_shapes)
+
+    def export() -> ExportedProgram:
         with torch.no_grad(), evaluating(module), quiet():
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+            made = torch.export.export(module, *wide, dynamic_shapes=dynamic_shapes)
+        if dynamic_shapes is not None:
+            made.example_inputs = (args, kwargs)
+        return made
+
+    try:
+        return export()
     except Exception as error:
         try:
             with torch.no_grad():
@@ -192,6 +222,13 @@ def _export(
             raise InputError(
                 f"{type(module).__name__} fails on these inputs in PyTorch itself: {brief(own)}"
             ) from own
+        if dynamic_shapes is not None and (why := opensizes.reasons(export)):
+            told = str(error).partition("\n\n")[0]
+            raise ConversionError(
+                f"PyTorch fixes or limits a dynamic size of {type(module).__name__}: {told}\n"
+                + "\n".join(f"  needs {reason}" for reason in why)
+                + "\n  next: change that line, narrow the range of the dimension, or leave it fixed"
+            ) from error
         raise ConversionError(
             f"torch.export cannot trace {type(module).__name__}: {brief(error)}; change that line "
             "(torch.cond, torch.where or a fixed Python value instead of a decision on data), or "
@@ -277,6 +314,7 @@ def load_program(
     *,
     trust_pickle: bool = False,
     seed: int = 0,
+    dynamic: Sequence[OpenSize] = (),
 ) -> Program:
     """Load what a command line names: a model file, `package.module:factory` or `file.py:factory`.
 
@@ -284,6 +322,7 @@ def load_program(
         inputs: example inputs, such as `float32[1,3,224,224]` or `ids=int64[1,16]:0..999`.
         trust_pickle: allow unpickling, which can run any code in the file.
         seed: of the random example inputs.
+        dynamic: sizes of the inputs that stay open; an exported program has its own.
 
     Raises:
         OptionError: the file is absent, needs `trust_pickle`, or example inputs are missing.
@@ -293,17 +332,29 @@ def load_program(
     specs = [inputspec.parse(i) if isinstance(i, str) else i for i in inputs]
     args, kwargs = inputspec.examples(specs, seed) if specs else (None, None)
     if found := factories.split(str(source)):
-        return _from_factory(factories.make(*found), args, kwargs, found[1])
+        return _from_factory(factories.make(*found), args, kwargs, found[1], dynamic)
     path = Path(source)
     kind = sources.recognise(path)
     if kind is Kind.PROGRAM:
+        _refuse_dynamic(dynamic, str(path))
         return _load_exported(path, args, kwargs, trust_pickle)
     if kind is Kind.TORCHSCRIPT:
-        return _load_torchscript(path, args, kwargs)
-    return from_module(_load_pickle(path, trust_pickle), args, kwargs, name=path.stem)
+        return _load_torchscript(path, args, kwargs, dynamic)
+    module = _load_pickle(path, trust_pickle)
+    return from_module(module, args, kwargs, name=path.stem, dynamic_shapes=dynamic)
 
 
-def _from_factory(made: Any, args: Any, kwargs: Any, name: str) -> Program:
+def _refuse_dynamic(dynamic: Sequence[OpenSize], name: str) -> None:
+    if dynamic:
+        raise OptionError(
+            f"{name} is an exported program, whose sizes are fixed or open already; leave out "
+            "--dynamic, or export it with dynamic_shapes"
+        )
+
+
+def _from_factory(
+    made: Any, args: Any, kwargs: Any, name: str, dynamic: Sequence[OpenSize]
+) -> Program:
     """A factory gives a module, an ExportedProgram, or (module, args[, kwargs])."""
     if isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module):
         if len(made) > 3:
@@ -311,9 +362,10 @@ def _from_factory(made: Any, args: Any, kwargs: Any, name: str) -> Program:
         own = (*made[1:], None, None)
         made, args, kwargs = made[0], *((own[0], own[1]) if args is None else (args, kwargs))
     if isinstance(made, ExportedProgram):
+        _refuse_dynamic(dynamic, name)
         return from_exported(made, args, kwargs, name=name)
     if isinstance(made, torch.nn.Module):
-        return from_module(made, args, kwargs, name=name)
+        return from_module(made, args, kwargs, name=name, dynamic_shapes=dynamic)
     raise InputError(
         f"{name} gives a {type(made).__name__}; it must give an nn.Module, (nn.Module, args) or an "
         "ExportedProgram"
@@ -334,7 +386,9 @@ def _load_exported(path: Path, args: Any, kwargs: Any, trust_pickle: bool) -> Pr
     return from_exported(exported, args, kwargs, name=path.stem)
 
 
-def _load_torchscript(path: Path, args: Any, kwargs: Any) -> Program:
+def _load_torchscript(
+    path: Path, args: Any, kwargs: Any, dynamic: Sequence[OpenSize] = ()
+) -> Program:
     try:
         script = torch.jit.load(str(path), map_location="cpu").eval()
     except Exception as error:
@@ -362,9 +416,10 @@ def _load_torchscript(path: Path, args: Any, kwargs: Any) -> Program:
         from torch._export.converter import TS2EPConverter
 
         with torch.no_grad(), quiet():
-            found = TS2EPConverter(script, args).convert()
-            # The converter leaves every size open; the file has those of the example inputs.
-            exported = torch.export.export(found.module(check_guards=False), args)
+            found = TS2EPConverter(script, args).convert().module(check_guards=False)
+        # The converter leaves every size open; the file has those of the example inputs.
+        shapes = opensizes.for_module(dynamic, found, args, {}) if dynamic else None
+        exported = _export(found, args, {}, shapes)
     except Exception as error:
         raise ConversionError(
             f"{path}: this TorchScript cannot be exported ({brief(error)}); export the module from "

@@ -185,6 +185,11 @@ def slice_(g: Graph, x: Value, begin: Sequence[int], size: Sequence[int]) -> Val
     return g.emit("SLICE", x, ints(g, begin), ints(g, size), shape=size)
 
 
+def may_be_same(g: Graph, stride: Sequence[int]) -> bool:
+    """Whether SAME may stand for explicit padding: with a stride it does so for some sizes only."""
+    return not g.any_size or all(s == 1 for s in stride)
+
+
 def same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
     """What LiteRT's SAME pads before and after, for an effective window size."""
     total = max((-(-size // stride) - 1) * stride + window - size, 0)

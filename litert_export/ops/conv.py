@@ -16,6 +16,7 @@ from litert_export.ops import lowers
 from litert_export.ops._shared import (
     float32,
     ints,
+    may_be_same,
     pad,
     same_padding,
     slice_,
@@ -82,7 +83,8 @@ def _forward(
     x = to_channels_last(g, x)
     windows = [d * (k - 1) + 1 for k, d in zip(weight.shape[2:], dilation, strict=True)]
     same = [same_padding(*a) for a in zip(x.shape[1:-1], windows, stride, strict=True)]
-    mode = "SAME" if same == [(p, p) for p in padding] else "VALID"
+    alike = same == [(p, p) for p in padding] and may_be_same(g, stride)
+    mode = "SAME" if alike else "VALID"
     if mode == "VALID":
         x = pad(g, x, [(0, 0), *((p, p) for p in padding), (0, 0)])
     out = [

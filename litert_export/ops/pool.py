@@ -18,6 +18,7 @@ from litert_export.ops import lowers
 from litert_export.ops._shared import (
     float32,
     ints,
+    may_be_same,
     pad,
     same_padding,
     spatial,
@@ -91,7 +92,7 @@ def _max_2d(
     out = [_output(*a, ceil_mode) for a in zip(sizes, effective, stride, padding, strict=True)]
     pads = [_extent(*a) for a in zip(sizes, effective, stride, padding, out, strict=True)]
     same = [same_padding(*a) for a in zip(sizes, effective, stride, strict=True)]
-    if same == pads and dilation == [1, 1]:
+    if same == pads and dilation == [1, 1] and may_be_same(g, stride):
         return to_channels_first(g, _pool_2d(g, "MAX_POOL_2D", x, window, stride, "SAME"))
     x = pad(g, x, [(0, 0), *pads, (0, 0)], -math.inf)
     if dilation == [1, 1]:
@@ -270,7 +271,7 @@ def _avg_2d(
         counts = np.full_like(counts, divisor)
     same = [same_padding(*a[:3]) for a in dims]
     inside = _divisors(sizes, window, stride, padding, out, False)
-    if same == pads and np.array_equal(counts, inside):
+    if same == pads and np.array_equal(counts, inside) and may_be_same(g, stride):
         return to_channels_first(g, _pool_2d(g, "AVERAGE_POOL_2D", x, window, stride, "SAME"))
     x = pad(g, x, [(0, 0), *pads, (0, 0)])
     y = _pool_2d(g, "AVERAGE_POOL_2D", x, window, stride, "VALID")

@@ -202,7 +202,7 @@ def _window(op: Op) -> list[tuple[int, int]] | None:
 
 def _same(context: _Context, op: Op) -> bool:
     """PAD and a VALID window that together are SAME."""
-    if op.options.get("padding") != "VALID":
+    if op.options.get("padding") != "VALID" or context.graph.any_size:
         return False
     x = op.inputs[0]
     before = None if x is None else context.producers.get(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def test_trusted_pickle(run: Run, models: Path, tmp_path: Path) -> None:
     x = torch.randn(1, 3)
     expected = torch.load(models / "module.pt", weights_only=False)(x)
     torch.testing.assert_close(outputs(out, x), expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"), [("script.pt", ()), ("module.pt", ("--trust-pickle",))]
+)
+def test_dynamic_batch(
+    source: str, options: tuple[str, ...], run: Run, models: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.tflite"
+    given = ("--input", "float32[1,3]", "--dynamic", "batch=0", "-o", out)
+    ran = run(models / source, *options, *given)
+    assert ran.code == 0, ran.err
+    assert "at 6x3" in ran.out
+    x = torch.randn(5, 3)
+    load = functools.partial(torch.load, weights_only=False) if options else torch.jit.load
+    torch.testing.assert_close(outputs(out, x), load(models / source)(x))
 
 
 @pytest.mark.parametrize(

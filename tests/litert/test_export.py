@@ -166,16 +166,6 @@ def test_mutation_is_refused() -> None:
         export_module(Function(lambda x: x.add_(1)), (torch.ones(1),))
 
 
-def test_dynamic_shapes_are_refused() -> None:
-    program = torch.export.export(
-        Function(torch.relu),
-        (torch.ones(4, 2),),
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-    )
-    with pytest.raises(ConversionError, match="static shapes only"):
-        export_program(program)
-
-
 def test_constants_are_computed_once() -> None:
     exported = export_module(
         Function(lambda x: x + torch.arange(4).float().sqrt().flip(0)), (torch.ones(4),)

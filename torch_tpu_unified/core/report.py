@@ -68,18 +68,22 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
     return found
 
 
+def is_foreign(filename: str) -> bool:
+    """Whether a file is PyTorch's, this project's or none at all, and not the user's."""
+    return filename.startswith((_TORCH, *_OURS, "<"))
+
+
 def innermost_frame(error: BaseException) -> SourceLine | None:
     """The innermost line outside PyTorch and this project that an error passed through.
 
     Errors of torch.export tell the user's line in their text only, so that is read too.
     """
-    foreign = (_TORCH, *_OURS, "<")
     frames = [
         SourceLine(f.filename, f.lineno or 0, f.name, f.line or "")
         for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(foreign)
+        if not is_foreign(f.filename)
     ]
-    told = [m for m in _FRAME.finditer(str(error)) if not m["file"].startswith(foreign)]
+    told = [m for m in _FRAME.finditer(str(error)) if not is_foreign(m["file"])]
     if told:
         return SourceLine(told[-1]["file"], int(told[-1]["line"]), told[-1]["function"], "")
     return frames[-1] if frames else None
