@@ -147,7 +147,8 @@ class Recorder:
             ref, spec = self._input(tensor.base_of(a) if content is None else content)
             refs.append(ref)
         shape = a.shape
-        if spec.shape == shape and a.is_contiguous():
+        same = spec.shape == shape and spec.torch_dtype.itemsize == a.itemsize
+        if same and a.is_contiguous():
             part = spec if spec.torch_dtype is a.dtype else ("W", tuple(shape), a.dtype, spec)
         else:
             view, starts = tensor.view_of(a, spec)

@@ -128,7 +128,7 @@ class Kernel:
             base = tensor.base_of(a)
         shape = a.shape
         arrays.append(base)
-        if a.is_contiguous() and base.shape == shape:
+        if base.shape == shape and a.is_contiguous() and base.dtype.itemsize == a.itemsize:
             return ("W", shape, a.dtype)
         view, starts = tensor.view_of(a, base)
         if starts is None:
@@ -237,7 +237,7 @@ class Kernel:
             self.plans[cache_key] = plan
         arrays = on_device(arrays)
         program = plan.program(arrays)
-        if quick_key is not None:
+        if quick_key is not None and not any(map(tensor.lies_otherwise, args)):
             self._remember(quick_key, plan, program)
         results = program(arrays)
         if self.writes:
@@ -347,7 +347,7 @@ class Kernel:
         shapes = runtime.start().eval_shape(run, *arrays)
         leaves, tree = pytree.tree_flatten(shapes, is_leaf=lambda x: x is None)
         metas = [None if x is None else _meta_of_shape(x) for x in leaves]
-        return metas, None if len(self.op._schema.returns) == 1 and len(metas) == 1 else tree
+        return metas, None if tree.is_leaf() else tree
 
     def _trace(self, key: Any, count: int, metas: Any, extra: Any) -> Callable[..., Any]:
         entry, names = self.entry, [a.name for a in self.op._schema.arguments]

@@ -185,6 +185,14 @@ def view_of(tensor: torch.Tensor, base: Any) -> tuple[views.Spec, np.ndarray | N
     return views.spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), length)
 
 
+def lies_otherwise(a: Any) -> bool:
+    """Whether a tensor has its base array's shape but other bytes, as `z.real` of a scalar has."""
+    if not isinstance(a, torch.Tensor):
+        return False
+    base = a.untyped_storage().buffer.array
+    return bool(base.shape == a.shape and base.dtype.itemsize != a.itemsize)
+
+
 def placed_view_of(tensor: torch.Tensor, base: Any) -> tuple[views.Spec, Any]:
     """`view_of` with the start positions on the device."""
     base_dtype, dtype = base.dtype, tensor.dtype

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cloud_backend.dtypes import to_jax
+from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.ops import lowers
 from cloud_backend.ops._shared import canonical_dim, cast, compute_dtype, elementwise
 from torch_tpu_unified.core.aten import aten
@@ -344,3 +344,41 @@ def log_softmax_backward_data(grad_output, output, dim, input_dtype):
     wide = compute_dtype(grad_output.dtype)
     g, o = cast(grad_output, wide), cast(output, wide)
     return cast(g - jnp.exp(o) * _sum_over(g, dim), to_jax(input_dtype))
+
+
+def _masked_over(x, mask, mask_type):
+    """The mask (True hides) for all of `x`, from one of (length, length) or (batch, length)."""
+    if mask.dtype != np.bool_:
+        raise Unsupported(f"_masked_softmax: the mask must be bool, not {mask.dtype}")
+    if mask_type not in (0, 1, 2):
+        raise Unsupported("_masked_softmax: mask_type must be 0 (source), 1 (keys) or 2 (whole)")
+    if mask.ndim != 2 or x.ndim != 4:
+        mask_type = 2
+    if mask_type == 2:
+        wanted = x.shape
+    else:
+        wanted = (x.shape[2] if mask_type == 0 else x.shape[0], x.shape[3])
+    if mask.shape != wanted:
+        raise Unsupported(
+            f"_masked_softmax: a mask of type {mask_type} must be {list(wanted)}, "
+            f"not {list(mask.shape)}"
+        )
+    return jnp.broadcast_to(mask[:, None, None] if mask_type == 1 else mask, x.shape)
+
+
+@lowers(aten._masked_softmax.default)
+def masked_softmax(x, mask, dim=None, mask_type=None):
+    hidden = _masked_over(x, mask, mask_type)
+    wide = cast(x, compute_dtype(x.dtype))
+    wide = jnp.where(hidden, -jnp.inf, wide)
+    return cast(softmax(wide, -1 if dim is None else dim, False), x.dtype)
+
+
+@lowers(aten._masked_softmax_backward.default)
+def masked_softmax_backward(grad_output, output, mask, dim=None):
+    if mask.shape != grad_output.shape:
+        raise Unsupported("_masked_softmax_backward: the mask must have the gradient's shape")
+    kept = jnp.where(mask, 0, output)
+    dtype = to_torch(grad_output.dtype)
+    made = softmax_backward_data(grad_output, kept, -1 if dim is None else dim, dtype)
+    return jnp.where(mask, 0, made)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.special as jsp
 import numpy as np
@@ -186,7 +187,7 @@ def _space_dtype(start: Any, end: Any, dtype: Any) -> np.dtype:
     return real_dtype(None)
 
 
-def _linspace(start: Any, end: Any, steps: int, dtype: np.dtype) -> Any:
+def even_steps(start: Any, end: Any, steps: int, dtype: np.dtype) -> Any:
     """From both ends towards the middle, as PyTorch's kernels, so that both ends are exact."""
     wide = np.dtype(np.float64) if np.dtype(dtype).kind != "c" else np.dtype(np.complex128)
     if is_integral(dtype):
@@ -195,7 +196,8 @@ def _linspace(start: Any, end: Any, steps: int, dtype: np.dtype) -> Any:
     if steps == 1:
         return start.reshape(1)
     index = jnp.arange(steps, dtype=np.int64)
-    step = (end - start) / (steps - 1)
+    # Behind a barrier, or XLA multiplies by a rounded reciprocal and whole steps fall short.
+    step = (end - start) / jax.lax.optimization_barrier(jnp.asarray(steps - 1, wide))
     lower = start + index * step
     upper = end - (steps - 1 - index) * step
     return jnp.where(index < steps // 2, lower, upper)
@@ -209,7 +211,7 @@ def _linspace(start: Any, end: Any, steps: int, dtype: np.dtype) -> Any:
 )
 def linspace(start, end, steps, *, dtype):
     dtype = _space_dtype(start, end, dtype)
-    return cast(_linspace(start, end, steps, dtype), dtype)
+    return cast(even_steps(start, end, steps, dtype), dtype)
 
 
 @lowers(
@@ -220,7 +222,7 @@ def linspace(start, end, steps, *, dtype):
 )
 def logspace(start, end, steps, base, *, dtype):
     dtype = _space_dtype(start, end, dtype)
-    return cast(jnp.power(base, _linspace(start, end, steps, dtype)), dtype)
+    return cast(jnp.power(base, even_steps(start, end, steps, dtype)), dtype)
 
 
 @lowers(aten.eye.default)

@@ -65,6 +65,8 @@ def euclidean_dist(x1, x2):
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(grad, x1, x2, p, cdist):
+    if grad.size == 0:
+        return jnp.zeros_like(x1)  # not broadcast with an empty batch of x2
     slope = _slope(_differences(x1, x2), cdist[..., None], p)
     out = jnp.sum(grad[..., None] * slope, axis=-2)
     return out.reshape(jnp.broadcast_shapes(out.shape, x1.shape))

@@ -40,7 +40,7 @@ def _fractional(x, kernel, out, samples, order):
         flat = flat * sizes[d] + at.reshape(shape)
     flat = flat.reshape(planes, math.prod(out), math.prod(kernel))
     rows = jnp.arange(planes)[:, None, None]
-    windows = x.reshape(planes, -1)[rows, flat]
+    windows = x.reshape(planes, math.prod(sizes))[rows, flat]
     best = jnp.argmax(windows, axis=-1, keepdims=True)
     shape = (*lead, *out)
     values = jnp.take_along_axis(windows, best, axis=-1).reshape(shape)

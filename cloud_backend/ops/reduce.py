@@ -342,3 +342,17 @@ def logsumexp(x, dim, keepdim):
     shift = jnp.where(jnp.abs(shift) == jnp.inf, 0, shift)
     total = jnp.log(jnp.sum(jnp.exp(wide - shift), axis=axes, keepdims=True)) + shift
     return cast(total if keepdim else jnp.squeeze(total, axes), dtype)
+
+
+@lowers(aten.hash_tensor.default)
+def hash_tensor(x, dim, keepdim, mode):
+    """The exclusive or of the elements' 64 bits: floats as float64, integers sign-extended."""
+    if mode != 0:
+        raise Unsupported(f"unknown hash_tensor mode {mode}; 0 is the exclusive or")
+    axes = canonical_dims(dim, x.ndim)
+    if is_integral(x.dtype):
+        bits = cast(x, np.uint64)
+    else:
+        bits = jax.lax.bitcast_convert_type(cast(x, np.float64), np.uint64)
+    result = jax.lax.reduce(bits, np.uint64(0), jax.lax.bitwise_xor, axes)
+    return jnp.expand_dims(result, axes) if keepdim else result

@@ -106,21 +106,3 @@ def bincount(x, weights=None, minlength=0):
         return jnp.zeros(size, INT64).at[x].add(1)
     dtype = weights.dtype if weights.dtype == np.float32 else np.float64
     return jnp.zeros(size, dtype).at[x].add(cast(weights, dtype))
-
-
-@lowers(aten.histc.default)
-def histc(x, bins=100, min=0, max=0):
-    flat = x.ravel()
-    low, high = cast(min, x.dtype), cast(max, x.dtype)
-    if flat.size:
-        same = low == high
-        low, high = jnp.where(same, flat.min(), low), jnp.where(same, flat.max(), high)
-    wide = np.promote_types(x.dtype, np.float32) if x.dtype.itemsize <= 2 else np.float64
-    low, high = cast(low, wide), cast(high, wide)
-    flat_level = low == high
-    low, high = jnp.where(flat_level, low - 1, low), jnp.where(flat_level, high + 1, high)
-    values = cast(flat, wide)
-    inside = (values >= low) & (values <= high)
-    at = jnp.floor((values - low) * bins / (high - low)).astype(np.int32)
-    at = jnp.where(inside, jnp.minimum(at, bins - 1), bins)
-    return jnp.zeros(bins, x.dtype).at[at].add(jnp.ones((), x.dtype), mode="drop")

@@ -111,11 +111,7 @@ TOLERANCES = {"nn.functional.ctc_loss": 1e-4}
 _HOST_SCALARS = (torch._foreach_addcmul, torch._foreach_addcdiv)
 
 # What the device cannot run yet, with the reason. Strict: a lowering that arrives must leave here.
-LIMITATIONS = {
-    "linalg.ldl_factor": "XLA has no LDL factorisation",
-    "linalg.ldl_factor_ex": "XLA has no LDL factorisation",
-    "linalg.ldl_solve": "XLA has no LDL factorisation",
-}
+LIMITATIONS: dict[str, str] = {}
 
 
 def _marks(name: str, chosen: bool) -> list[Any]:

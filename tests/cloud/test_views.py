@@ -164,3 +164,24 @@ def test_any_strided_view_reads_and_writes(dims, offset, spare):
         view.add_(100)
         content[expected.ravel()] += 100
         np.testing.assert_array_equal(t.cpu().numpy(), content)
+
+
+def _views_shaped_like_the_base(device: str) -> list[object]:
+    """Contiguous views of half an element: another itemsize, but the base's own shape."""
+    base = torch.arange(4, device=device) + (1 << 33)
+    halves, z = base.view(torch.int32), torch.tensor(3 + 4j, device=device)
+    found = [(halves[k : k + 4] + 1).tolist() for k in (0, 2, 4, 0, 4)]
+    found += [torch.neg(halves[k : k + 4]).tolist() for k in (4, 0, 2)]
+    halves[2:6].add_(5)
+    found += [base.tolist(), (z.real + 1).item(), (z.imag + 1).item(), torch.sqrt(z.imag).item()]
+    z.imag.mul_(2)
+    return [*found, z.item()]
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_a_view_of_other_bytes_with_the_shape_of_its_base(mode):
+    with torch.tpu.eager_mode(mode):
+        assert _views_shaped_like_the_base("tpu") == _views_shaped_like_the_base("cpu")
+    x = torch.tensor(2.0, device="tpu", requires_grad=True)
+    x.cdouble().backward(torch.tensor(1 - 2j, dtype=torch.complex128, device="tpu"))
+    assert x.grad.item() == 1

@@ -142,6 +142,12 @@ CASES = [
         lambda x: torch.polygamma(1, x),
         lambda: torch.tensor([_INF, -_INF, _NAN, 0.0, -0.0, -1.5, 0.5, 1e16, 1e30]),
     ),
+    # 49 whole steps of -1, which a rounded reciprocal of 49 would miss.
+    _case(
+        "linspace_whole_steps",
+        lambda a, b: torch.linspace(a, b, 50, dtype=torch.int64),
+        lambda: (torch.tensor(50), torch.tensor(1)),
+    ),
     _case("max_nan", lambda x: x.max(0), _special),
     _case("argmax_nan", lambda x: x.argmax(), _special),
     _case("amin_nan", lambda x: x.amin(), _special),

@@ -33,8 +33,7 @@ FREE_INDICES = {"kthvalue", "median", "mode", "nanmedian", "sort", "topk"}
 OWN_STATISTICS = {"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"}
 # Factors are unique up to signs or phases: their shapes and dtypes are compared here.
 FREE_FACTORS = {
-    "geqrf", "linalg.eig", "linalg.eigh", "linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.qr",
-    "linalg.svd", "qr", "svd",
+    "geqrf", "linalg.eig", "linalg.eigh", "linalg.qr", "linalg.svd", "qr", "svd",
 }  # fmt: skip
 # No case for the device: CUDA only, or sparse layouts, which it does not have.
 NOT_APPLICABLE = ("jiterator_", "sparse.", "to_sparse", "torch.ops.aten._")
