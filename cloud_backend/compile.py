@@ -15,16 +15,29 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from cloud_backend import dispatch, events, explain, plan, rng, runtime, tensor, views
+from cloud_backend import (
+    control_flow,
+    dispatch,
+    events,
+    explain,
+    plan,
+    recurrent_layers,
+    rng,
+    runtime,
+    tensor,
+    views,
+)
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
 from torch_tpu_unified.core.report import as_text, missing_operators
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-MSG_TRITON = (
-    "tpu: {function} (node {node}) is a Triton kernel, and a TPU has no Triton. Write the "
-    "kernel in JAX or Pallas and make an operator of it: torch.tpu.pallas.jax_op(function)"
+aten = torch.ops.aten
+_ASSERTS = (
+    aten._assert_async.default,
+    aten._assert_async.msg,
+    aten._functional_assert_async.msg,
 )
 # Nodes that compute with Python numbers (symbolic sizes), not with tensors.
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
@@ -56,6 +69,7 @@ def tpu_backend(
             f"the tpu backend has no option {next(iter(options))!r}; leave options out"
         )
     dispatch.boot()
+    recurrent_layers.install()
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
@@ -117,11 +131,11 @@ def known_operators() -> set[Any]:
     """Every operator that a graph may hold: PyTorch's and the user's."""
     from cloud_backend.ops import CUSTOM, TABLE
 
-    return {*TABLE, *CUSTOM}
+    return {*TABLE, *CUSTOM, *_ASSERTS, aten._make_dep_token.default}
 
 
 def _refuse_missing(gm: GraphModule) -> None:
-    missing = missing_operators(gm.graph.nodes, known_operators())
+    missing = missing_operators(all_nodes(gm), known_operators())
     if missing:
         raise LoweringError(f"tpu: cannot compile this graph\n{as_text(missing)}")
 
@@ -139,10 +153,14 @@ class CompiledGraph:
         nodes = list(gm.graph.nodes)
         self.placeholders = [n for n in nodes if n.op == "placeholder"]
         self.outputs = list(next(n for n in nodes if n.op == "output").args[0])
-        self.attributes = [n for n in nodes if n.op == "get_attr"]
+        self.attributes = [
+            n
+            for n in nodes
+            if n.op == "get_attr" and isinstance(_attribute(gm, str(n.target)), torch.Tensor)
+        ]
         self.constants = [_attribute(gm, str(n.target)) for n in self.attributes]
         self.called = [str(n.target) for n in nodes if n.op == "call_function"]
-        self.random = any(is_random(n) for n in nodes)
+        self.random = any(is_random(n) for n in all_nodes(gm))
         self.programs: dict[Any, tuple[Any, list[Any]]] = {}
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -158,7 +176,8 @@ class CompiledGraph:
         run, kinds = self.programs[sizes]
         with events.span("tpu::compiled_graph"):
             results = iter(run(arrays, words))
-        return [_output(kind, results) for kind in kinds]
+        made = [_output(kind, results) for kind in kinds]
+        return made[: len(self.outputs)]  # behind them are the assertions
 
     def _count(self, sizes: tuple[Any, ...]) -> None:
         """Tell that a program is made, and why if it is not the first."""
@@ -184,8 +203,12 @@ class CompiledGraph:
                 environment[node] = next(given) if size is None else size
             for node in self.attributes:
                 environment[node] = next(given)
-            interpret(self.gm, environment, words)
-            return self._results(environment, kinds)
+            checks: list[Any] = []
+            key = None if words is None else rng.key(words)
+            interpret(self.gm, environment, key, checks)
+            results = self._results(environment, kinds)
+            kinds.extend(("check", message) for _, message in checks)
+            return [*results, *(condition for condition, _ in checks)]
 
         compiled = jax.jit(run)
         compiled.eval_shape(arrays, words)
@@ -219,10 +242,19 @@ def _meta_like(fake: torch.Tensor, value: Any) -> tensor.Meta:
 
 def _output(kind: Any, results: Any) -> Any:
     what, value = kind
+    if what == "check":
+        return _checked(next(results), value)
     if what == "value":
         return value
     result = tensor.wrap(next(results), value)
     return result.cpu() if what == "host" else result
+
+
+def _checked(condition: Any, message: str) -> None:
+    """Waits for an assertion of a compiled program."""
+    events.host_sync("assertion")
+    if not bool(condition):
+        raise RuntimeError(message)
 
 
 def _to_array(x: torch.Tensor) -> Any:
@@ -241,30 +273,60 @@ def is_random(node: Node) -> bool:
     return entry is not None and bool(entry.traits["random"])
 
 
-def interpret(gm: GraphModule, environment: dict[Node, Any], words: Any) -> None:
+def all_nodes(gm: GraphModule) -> list[Node]:
+    """The nodes of a graph and of the graphs inside it that are interpreted."""
+    # The gradient of flex_attention comes from its forward graph; its joint graph is not read.
+    parts = [
+        module
+        for name, module in gm.named_modules()
+        if isinstance(module, GraphModule) and "joint_graph" not in name
+    ]
+    return [n for part in parts for n in part.graph.nodes]
+
+
+def interpret(
+    gm: GraphModule, environment: dict[Node, Any], key: Any, checks: list[Any] | None = None
+) -> None:
     """Run the graph's call nodes over the op table; values are jax arrays or tracers.
+
+    Args:
+        environment: the values of the placeholders; filled with those of all nodes.
+        key: a PRNG key if something is random, else None.
+        checks: gets (condition, message) of each asynchronous assertion; None leaves them out.
 
     Raises:
         LoweringError: a node's call is not supported; names node, call and source line.
     """
     draws = 0
     for node in gm.graph.nodes:
+        if node.op == "get_attr" and node not in environment:
+            environment[node] = _held(_attribute(gm, str(node.target)))
         if node.op != "call_function":
             continue
         args = _values(node.args, environment)
         kwargs = _values(node.kwargs, environment)
-        if not isinstance(node.target, torch._ops.OpOverload):
-            environment[node] = _python(node, args, kwargs)
-            continue
-        extra = {}
-        if is_random(node):
-            extra["key"] = runtime.start().random.fold_in(rng.key(words), draws)
+        inner = None
+        if key is not None and (is_random(node) or _is_higher(node)):
+            inner = runtime.start().random.fold_in(key, draws)
             draws += 1
+        extra: dict[str, Any] = {"key": inner} if is_random(node) else {}
         if name := _wants_layout(node):
             extra["contiguous"] = _fake_argument(node, name).is_contiguous()
         try:
-            environment[node] = _call(node, args, kwargs, extra)
+            if _is_higher(node):
+                found = control_flow.lower(node, args, kwargs, _inside, inner)
+            elif node.target in _ASSERTS:
+                found = _assertion(args, checks)
+            elif node.target is aten._make_dep_token.default:
+                found = runtime.start().numpy.zeros(())
+            elif isinstance(node.target, torch._ops.OpOverload):
+                found = _call(node, args, kwargs, extra)
+            else:
+                found = _python(node, args, kwargs)
+            environment[node] = found
         except Unsupported as e:
+            if _is_higher(node):
+                raise LoweringError(f"tpu: {e} (node {node.name})") from e
             where = (node.stack_trace or "").strip().splitlines()[-2:]
             source = " ".join(line.strip() for line in where) or "?"
             reason = explain.explain(node.target, tuple(args), kwargs, str(e))
@@ -299,13 +361,37 @@ def _python(node: Node, args: Any, kwargs: Any) -> Any:
     function: Any = node.target
     if function is operator.getitem or isinstance(node.meta.get("val"), _SYMBOLIC):
         return function(*args, **kwargs)
-    if "triton" in str(function):
-        raise LoweringError(MSG_TRITON.format(function=function, node=node.name))
-    raise LoweringError(
-        f"tpu: cannot compile a call of {function} (node {node.name}); higher-order operators "
-        "are not "
-        "supported in compiled graphs yet"
-    )
+    raise LoweringError(f"tpu: cannot compile a call of {function} (node {node.name})")
+
+
+def _assertion(args: Any, checks: list[Any] | None) -> Any:
+    """Notes an assertion; the functional form returns its token."""
+    if checks is not None:
+        message = args[1] if len(args) > 1 else "Expected Tensor with single nonzero value"
+        checks.append(((args[0] != 0).all(), message))
+    return args[2] if len(args) > 2 else None
+
+
+def _is_higher(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _inside(gm: GraphModule, values: list[Any], key: Any) -> list[Any]:
+    """The results of a graph inside a graph."""
+    nodes = list(gm.graph.nodes)
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    environment = dict(zip(placeholders, values, strict=True))
+    interpret(gm, environment, key)
+    result = next(n for n in nodes if n.op == "output").args[0]
+    results = result if isinstance(result, (list, tuple)) else [result]
+    return [environment[r] if isinstance(r, Node) else r for r in results]
+
+
+def _held(value: Any) -> Any:
+    """What a graph holds: a graph, or a constant."""
+    if isinstance(value, torch.Tensor):
+        return runtime.start().numpy.asarray(_to_array(value))
+    return value
 
 
 def _values(tree: Any, environment: dict[Node, Any]) -> Any:

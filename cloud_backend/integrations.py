@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cloud_backend import control_flow
+
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs `action(module)` right after the module `name` has been imported, once."""
@@ -62,6 +64,14 @@ def _accelerate_state(module: Any) -> None:
     module.PartialState.default_device = property(default_device, doc=theirs.__doc__)
 
 
+def _allow_recurrent_layers(module: Any) -> None:
+    from cloud_backend import recurrent_layers
+
+    recurrent_layers.allow_in_dynamo(module)
+
+
 def install() -> None:
     """Arrange for the packages that need it."""
     after_import("accelerate.state", _accelerate_state)
+    after_import("torch._dynamo.variables.builder", _allow_recurrent_layers)
+    after_import("torch.nn.attention.flex_attention", control_flow.allow_flex_attention)

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from cloud_backend import compile as graphs
-from cloud_backend import dispatch, plan, runtime
+from cloud_backend import dispatch, plan, rng, runtime
 from cloud_backend.dtypes import to_jax
 from torch_tpu_unified.core.errors import ConversionError, LoweringError, OptionError
 from torch_tpu_unified.core.report import as_text, missing_operators
@@ -45,10 +45,10 @@ class PureProgram:
         _check_static(exported)
         lowered = exported.run_decompositions(dict(graphs.decompositions()))
         self.module = lowered.graph_module
-        missing = missing_operators(_nodes(self.module), graphs.known_operators())
+        missing = missing_operators(graphs.all_nodes(self.module), graphs.known_operators())
         if missing:
             raise LoweringError(f"tpu: cannot compile this program\n{as_text(missing)}")
-        self.random = any(graphs.is_random(n) for n in _nodes(self.module))
+        self.random = any(graphs.is_random(n) for n in graphs.all_nodes(self.module))
         signature = lowered.graph_signature
         self.weights: dict[str, torch.Tensor] = {}
         self.inputs: list[str] = []
@@ -87,7 +87,7 @@ class PureProgram:
         for node, (kind, what) in zip(self._placeholders, self._places, strict=True):
             source: Any = weights if kind == "weight" else inputs
             environment[node] = what if kind == "constant" else source[what]
-        graphs.interpret(self.module, environment, seed)
+        graphs.interpret(self.module, environment, None if seed is None else rng.key(seed))
         return [self._result(r, environment) for r in self._results]
 
     def _result(self, result: Any, environment: dict[torch.fx.Node, Any]) -> Any:
@@ -135,15 +135,6 @@ class PureProgram:
             flat.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
         with torch.no_grad():
             return list(self.module(*flat))
-
-
-def _nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return [
-        n
-        for part in module.modules()
-        if isinstance(part, torch.fx.GraphModule)
-        for n in part.graph.nodes
-    ]
 
 
 def _check_static(exported: ExportedProgram) -> None:
