@@ -20,6 +20,7 @@ Examples:
   tpu-doctor ops softmax
   tpu-doctor ops --way missing
   tpu-doctor model train.py --epochs 1
+  tpu-doctor cache list
 
 \b
 Exit codes: 0 done, 1 failed, 2 the command line is wrong."""
@@ -58,6 +59,19 @@ def ops(**options: Any) -> None:
     from torch_tpu_unified.cli import doctor_ops
 
     doctor_ops.run(doctor_ops.Request(**options))
+
+
+@command.command()
+@click.argument("action", type=click.Choice(["size", "list", "verify", "clear"]), default="size")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def cache(**options: Any) -> None:
+    """The compiled programs kept on disk: their size, a list, a check, or empty the folder.
+
+    verify reads every entry and removes the damaged ones.
+    """
+    from torch_tpu_unified.cli import doctor_cache
+
+    doctor_cache.run(**options)
 
 
 @command.command(

@@ -42,11 +42,12 @@ class ProgramCache:
 
     Args:
         folder: made if it is not there, for its owner only.
-        limit: bytes that the entries may take together.
+        limit: bytes that the entries may take together; default: `TTU_CACHE_SIZE`.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder = folder
+        self.limit = flags.CACHE_SIZE.value << 20 if limit is None else limit
         self._path = folder  # jax's name for it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.used = sum(size for _, size, _ in self.entries())
@@ -103,6 +104,24 @@ class ProgramCache:
         if self.used > self.limit:
             self._evict()
 
+    def remove_damaged(self) -> list[Path]:
+        """Read every entry and remove those that do not match their checksum; returns them."""
+        damaged = []
+        for _, _, path in self.entries():
+            with contextlib.suppress(FileNotFoundError):  # another process dropped it
+                if _unpacked(path.read_bytes()) is None:
+                    path.unlink()
+                    damaged.append(path)
+        return damaged
+
+    def clear(self) -> int:
+        """Remove every entry, and what killed writers left; returns how many entries."""
+        entries = self.entries()
+        for path in [*(path for _, _, path in entries), *self.folder.glob("*.part")]:
+            path.unlink(missing_ok=True)
+        self.used = 0
+        return len(entries)
+
     def _evict(self) -> None:
         entries = self.entries()
         self.used = sum(size for _, size, _ in entries)
@@ -158,7 +177,7 @@ def start(jax: Any) -> None:
     if place is None or jax.config.jax_compilation_cache_dir is not None:
         return
     try:
-        _active = ProgramCache(place, flags.CACHE_SIZE.value << 20)
+        _active = ProgramCache(place)
     except OSError as err:
         log.warning("tpu: programs are not kept on disk, %s cannot be used: %s", place, err)
         return
