@@ -102,6 +102,16 @@ def compute_dtype(dtype: np.dtype) -> np.dtype:
     )
 
 
+def rounded(x: Any, dtype: Any) -> Any:
+    """`x`, in its own dtype, as if it had been stored in `dtype` for a moment.
+
+    For operators that PyTorch composes of others, each of which rounds its bfloat16 result.
+    """
+    if dtype == jnp.bfloat16:
+        return jax.lax.reduce_precision(x, 8, 7)  # casts to and fro would cancel out
+    return cast(cast(x, dtype), x.dtype)
+
+
 def is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast
+from cloud_backend.ops._shared import cast, rounded
 from cloud_backend.ops.create import even_steps
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
@@ -33,7 +33,9 @@ def histc(x, bins=100, min=0, max=0):
     low, high = jnp.where(flat_level, low - 1, low), jnp.where(flat_level, high + 1, high)
     values = cast(flat, wide)
     inside = (values >= low) & (values <= high)
-    at = jnp.floor((values - low) * bins / (high - low)).astype(np.int32)
+    # Positions in half precision are PyTorch's, which rounds each step.
+    scaled = rounded(rounded(values - low, x.dtype) * rounded(cast(bins, wide), x.dtype), x.dtype)
+    at = jnp.floor(rounded(scaled / rounded(high - low, x.dtype), x.dtype)).astype(np.int32)
     at = jnp.where(inside, jnp.minimum(at, bins - 1), bins)
     return jnp.zeros(bins, x.dtype).at[at].add(jnp.ones((), x.dtype), mode="drop")
 

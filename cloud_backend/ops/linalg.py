@@ -12,7 +12,7 @@ import jax.scipy.linalg
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import is_complex
+from cloud_backend.ops._shared import cast, compute_dtype, is_complex, rounded
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -39,6 +39,23 @@ def batched_pair(a, b):
     """Both matrices with the broadcast of their batch dimensions."""
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (jnp.broadcast_to(v, batch + v.shape[-2:]) for v in (a, b))
+
+
+# ---- products
+
+
+@lowers(aten.linalg_cross.default)
+def linalg_cross(x, other, *, dim=-1):
+    """Each product is rounded to the dtype, as PyTorch's kernels have it."""
+    if x.dtype == np.bool_:
+        raise Unsupported("linalg.cross of bool; give numbers")
+    a, b = jnp.broadcast_arrays(*(cast(v, compute_dtype(x.dtype)) for v in (x, other)))
+    parts = [
+        jnp.roll(a, -1, dim) * jnp.roll(b, -2, dim),
+        jnp.roll(a, -2, dim) * jnp.roll(b, -1, dim),
+    ]
+    first, second = (rounded(p, x.dtype) for p in parts)
+    return cast(first - second, x.dtype)
 
 
 # ---- Cholesky
@@ -349,7 +366,8 @@ def linalg_matrix_exp(x):
         return x
     if x.shape[-1] == 1:
         return jnp.exp(x)
-    return jax.scipy.linalg.expm(x, max_squarings=48)
+    wide = cast(x, compute_dtype(x.dtype))
+    return cast(jax.scipy.linalg.expm(wide, max_squarings=48), x.dtype)
 
 
 # ---- least squares

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast, compute_dtype, elementwise, result_dtype
+from cloud_backend.ops._shared import cast, compute_dtype, elementwise, result_dtype, rounded
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -132,12 +132,20 @@ def binary_cross_entropy_backward(grad_output, x, target, weight, reduction):
 
 @lowers(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction):
-    def f(v, t, *rest):
-        positive = 1 if pos_weight is None else rest[-1]
-        loss = (1 - t) * v + (1 + (positive - 1) * t) * jax.nn.softplus(-v)
-        return loss if weight is None else loss * rest[0]
-
+    """PyTorch composes it on every device: each step is rounded to the dtype."""
     extra = tuple(a for a in (weight, pos_weight) if a is not None)
+    dtype = result_dtype(x, target, *extra)
+
+    def r(v):
+        return rounded(v, dtype)
+
+    def f(v, t, *rest):
+        positive = r(jax.nn.softplus(-v))
+        if pos_weight is not None:
+            positive = r(r(r(r(rest[-1] - 1) * t) + 1) * positive)
+        loss = r(r(r(1 - t) * v) + positive)
+        return loss if weight is None else r(loss * rest[0])
+
     return _loss(f, reduction, x, target, *extra)
 
 

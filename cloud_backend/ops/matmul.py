@@ -13,7 +13,7 @@ import numpy as np
 
 from cloud_backend.dtypes import to_jax
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast, compute_dtype, is_scalar
+from cloud_backend.ops._shared import cast, compute_dtype, is_scalar, rounded
 from torch_tpu_unified.core.aten import aten
 
 
@@ -123,8 +123,12 @@ def addr(x, vec1, vec2, beta=1, alpha=1):
         keep = jnp.logical_and(x, cast(beta, np.bool_))
         return keep | (outer & cast(alpha, np.bool_))
     wide = compute_dtype(dtype)
-    value = cast(vec1, wide)[:, None] * cast(vec2, wide)
-    return plus_product(x, value, beta, alpha, dtype)
+    # Not a product with sums: as for other pointwise formulas, PyTorch rounds each step.
+    scaled = rounded(cast(vec1, wide) * rounded(cast(alpha, wide), dtype), dtype)
+    value = rounded(scaled[:, None] * cast(vec2, wide), dtype)
+    factor = rounded(cast(beta, wide), dtype)
+    kept = jnp.where(factor == 0, 0, cast(x, wide) * factor)
+    return cast(rounded(kept, dtype) + value, dtype)
 
 
 @lowers(aten.linear.default)

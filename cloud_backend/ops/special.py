@@ -234,7 +234,11 @@ def _zeta(x, q):
     _, total = jax.lax.while_loop(more, add, (jnp.zeros((), q.dtype), jnp.zeros_like(q)))
     value = total + jsp.zeta(x, jnp.where(q < 0, q + terms, q))
     value = jnp.where((q < 0) & (x != jnp.floor(x)), jnp.nan, value)
-    return jnp.where((q <= 0) & (q == jnp.floor(q)) & (x > 1), jnp.inf, value)
+    # The first term decides for an infinite exponent.
+    first = jnp.where(q == 1, 1, jnp.where(q < 1, jnp.inf, value))
+    value = jnp.where(x == jnp.inf, first, value)
+    value = jnp.where((q <= 0) & (q == jnp.floor(q)) & (x != 1), jnp.inf, value)
+    return jnp.where(x < 1, jnp.nan, value)
 
 
 @lowers(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar)

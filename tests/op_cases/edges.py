@@ -138,6 +138,12 @@ CASES = [
     ),
     *(_case(name, fn, _small(dtype)) for name, (fn, dtype) in _PROMOTION.items()),
     _case(
+        "zeta_ends",
+        torch.special.zeta,
+        lambda: (torch.tensor([0.0, 0.5, 1, 2, -1, _NAN, _INF])[:, None], _special()[None] * 2),
+    ),
+    _case("zeta_bool", torch.special.zeta, lambda: (torch.tensor([[True], [False]]),) * 2),
+    _case(
         "trigamma_ends",
         lambda x: torch.polygamma(1, x),
         lambda: torch.tensor([_INF, -_INF, _NAN, 0.0, -0.0, -1.5, 0.5, 1e16, 1e30]),
