@@ -9,9 +9,11 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 WORKERS ?= 2
+PROGRAMS ?= 20000
+SEED ?= 1
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test test-all break-one lint types clean
+.PHONY: help setup demo test test-all break-one fuzz lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort \
@@ -56,6 +58,9 @@ test-all: lint types ## as test, with every sample of every operator and the slo
 
 break-one: $(READY) ## damage some lowerings, one at a time, and see that a test fails each time
 	@$(RUN) -m tests.breaking
+
+fuzz: $(READY) ## random programs of views and writes against the CPU (PROGRAMS=20000 SEED=1)
+	@$(RUN) -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED)
 
 clean: ## remove .venv, caches and what the demo left
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache

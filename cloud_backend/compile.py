@@ -20,7 +20,6 @@ from cloud_backend import (
     dispatch,
     events,
     explain,
-    plan,
     recurrent_layers,
     rng,
     runtime,
@@ -258,7 +257,7 @@ def _checked(condition: Any, message: str) -> None:
 
 
 def _to_array(x: torch.Tensor) -> Any:
-    return tensor.read(x) if x.device.type == "tpu" else plan.host_array(x)
+    return tensor.read(x) if x.device.type == "tpu" else tensor.host_array(x)
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:

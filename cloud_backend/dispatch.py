@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cloud_backend import events, explain, plan
+from cloud_backend import events, explain, plan, refusals
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError
 
@@ -175,32 +175,55 @@ def _derived(other: OpOverload, op: OpOverload, entry: Any) -> Callable[..., Any
     return plan.Kernel(other, entry)
 
 
+# These compute in the dtype of what `out=` names, unless `dtype=` says otherwise.
+_COMPUTED_AS_OUT = frozenset(
+    f"aten::{name}" for name in ("sum", "nansum", "prod", "cumsum", "cumprod")
+)
+
+
 def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any:
     """`out=`: compute the functional form, then resize and fill what the user gave."""
     names = schema.out_arguments(op)
     count = len(op._schema.arguments) - len(names)
     outs = [kwargs.pop(n) if n in kwargs else args[count + i] for i, n in enumerate(names)]
+    if op._schema.name in _COMPUTED_AS_OUT and kwargs.get("dtype") is None:
+        kwargs["dtype"] = outs[0].dtype
     results = _unless_running(op, functional, *args[:count], **kwargs)
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     targets = outs[0] if len(outs) == 1 and isinstance(outs[0], (list, tuple)) else outs
+    operands = [
+        t
+        for a in args[:count]
+        for t in (a if isinstance(a, (list, tuple)) else [a])
+        if isinstance(t, torch.Tensor)
+    ]
     for target, result in zip(targets, flat, strict=True):
-        _fill(target, result)
+        _fill(op, target, result, operands)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
-def _fill(target: torch.Tensor, result: torch.Tensor) -> None:
-    if not torch.can_cast(result.dtype, target.dtype):
-        raise RuntimeError(
-            f"result type {_type_name(result)} can't be cast to the desired output type "
-            f"{_type_name(target)}"
-        )
+def _fill(op: OpOverload, target: torch.Tensor, result: torch.Tensor, operands: Any) -> None:
+    if op._schema.name in ("aten::cat", "aten::stack") and not torch.can_cast(
+        result.dtype, target.dtype
+    ):
+        if op._schema.name == "aten::stack":  # which resizes before it looks
+            target.resize_(result.shape)
+        raise TypeError(f"{op._schema.name}: input types can't be cast to the desired output type")
+    refusals.check_cast(result.dtype, target.dtype)
+    if result.dtype != target.dtype:
+        refusals.check_out_dtype(op._schema.name, result.dtype, target.dtype)
+    refusals.check_written([target])
+    refusals.check_apart(target, operands)
     if target.shape != result.shape:
+        if any(t is target for t in operands):
+            raise RuntimeError(
+                f"output with shape {list(target.shape)} doesn't match the broadcast shape "
+                f"{list(result.shape)}"
+            )
         target.resize_(result.shape)
+        if target.numel():
+            target.as_strided_(result.shape, result.stride())
     target.copy_(result)
-
-
-def _type_name(t: torch.Tensor) -> str:
-    return t.type().rpartition(".")[2].removesuffix("Tensor")
 
 
 # ---- what has no kernel

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import events, pending, plan, runtime, tensor, views
-from cloud_backend.dtypes import to_jax
+from cloud_backend import events, pending, plan, refusals, runtime, storage, tensor, views
 from cloud_backend.tensor import CPU_KEYS
 
 Tensor = torch.Tensor
@@ -108,9 +107,6 @@ def set_storage_view(
 ) -> Tensor:
     size = tuple(size)
     stride = tuple(stride) or views.contiguous_stride(size)
-    needed = (storage_offset + views.extent(size, stride)) * self.element_size()
-    if needed > source.nbytes():
-        _grow(source, needed)
     tensor._set(CPU_KEYS, self, source, storage_offset, size, stride)
     return self
 
@@ -121,37 +117,18 @@ def set_nothing(self: Tensor) -> Tensor:
     return self
 
 
-def _grow(storage: Any, nbytes: int) -> None:
-    raise RuntimeError(
-        f"Trying to use {nbytes} bytes of a tpu storage of {storage.nbytes()} bytes; "
-        "storages on this "
-        "device cannot grow in place"
-    )
-
-
 @kernel(aten.resize_.default)
 def resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
     size = tuple(size)
     stride = _strides(size, memory_format)
-    storage, offset = self.untyped_storage(), self.storage_offset()
+    held, offset = self.untyped_storage(), self.storage_offset()
     needed = (offset + views.extent(size, stride)) * self.element_size()
     if tuple(self.shape) == size and memory_format is None:
         return self
-    if needed > storage.nbytes():
-        # A storage here cannot grow, so the tensor gets a new one with the old content in front.
-        grown = tensor.new_storage(None, needed)
-        old = storage.buffer.array
-        if old is not None:
-            length = needed // self.element_size()
-            grown.buffer.array = _extended(old, to_jax(self.dtype), length)
-        storage = grown
-    tensor._set(CPU_KEYS, self, storage, offset, size, stride)
+    if 0 not in size and needed > held.nbytes():
+        storage.grow(held, needed)
+    tensor._set(CPU_KEYS, self, held, offset, size, stride)
     return self
-
-
-def _extended(base: Any, dtype: np.dtype, length: int) -> Any:
-    flat = views.flat_as(base, dtype)
-    return runtime.start().numpy.pad(flat, (0, max(length - flat.size, 0)))
 
 
 @kernel(aten._resize_output_.default)
@@ -199,15 +176,9 @@ def local_scalar_dense(self: Tensor) -> Any:
 @kernel(aten.equal.default)
 def equal(self: Tensor, other: Tensor) -> bool:
     events.host_sync("equal")
-    if self.dtype != other.dtype:
-        raise RuntimeError(
-            f"Expected object of data type {self.dtype} but got data type {other.dtype} for "
-            "argument "
-            "'other' in call to equal"
-        )
     if self.shape != other.shape:
         return False
-    return bool((tensor.read(self) == tensor.read(other)).all())
+    return bool(tensor.read(torch.eq(self, other)).all())
 
 
 def to_host(self: Tensor) -> Tensor:
@@ -232,7 +203,7 @@ _BITS: dict[torch.dtype, tuple[Any, torch.dtype]] = {
 
 def from_host(source: Tensor) -> Any:
     """A jax array with a copy of a CPU tensor's values."""
-    values = np.array(plan.host_array(source), copy=True, order="C")
+    values = np.array(tensor.host_array(source), copy=True, order="C")
     events.to_device(values.nbytes)
     return runtime.start().device_put(values, runtime.device())
 
@@ -277,7 +248,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         return self
     if self.device.type != "cpu" and src.device.type == "cpu":
         source = src.to(self.dtype).expand(self.shape)
-        plan._check_overlap([self])
+        refusals.check_written([self])
         tensor.write(self, from_host(source))
         return self
     if self.device.type == "cpu":
@@ -315,10 +286,11 @@ def to_copy(
         if dtype in (None, self.dtype):
             return clone(self, memory_format=memory_format)
         return table_kernel(aten._to_copy.default)(self, dtype=dtype, memory_format=memory_format)
-    like = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-    wanted = torch.empty_like(
-        like, dtype=dtype, memory_format=memory_format or torch.preserve_format
+    wanted = torch.empty_strided(
+        self.shape, self.stride(), dtype=dtype or self.dtype, device="meta"
     )
+    if memory_format not in (None, torch.preserve_format) or not refusals.is_dense(self):
+        wanted = torch.empty_like(wanted, memory_format=memory_format or torch.preserve_format)
     if target.type == "cpu":
         host = to_host(self)
         if dtype is not None:
@@ -354,6 +326,83 @@ def _whole(t: Tensor) -> bool:
 @kernel(aten.record_stream.default)
 def record_stream(self: Tensor, s: Any) -> None:
     """Nothing to do: XLA keeps arrays alive while computations use them."""
+
+
+@kernel(aten.nonzero.default)
+def nonzero(self: Tensor) -> Tensor:
+    """Coordinates, laid out as in PyTorch: those of one dimension stand together."""
+    found = tensor.read(table_kernel(aten.nonzero.default)(self))
+    return tensor.wrap(found.T, tensor.meta(found.shape, (1, found.shape[0]), torch.int64))
+
+
+@kernel(aten.conj_physical_.default)
+def conj_physical_(self: Tensor) -> Tensor:
+    return self.copy_(self.conj()) if self.is_complex() else self
+
+
+@kernel(aten.nan_to_num.default)
+def nan_to_num(self: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+    """Complex numbers part by part, which PyTorch's meta kernel does not know."""
+    kernel = table_kernel(aten.nan_to_num.default)
+    if not self.is_complex():
+        return kernel(self, nan, posinf, neginf)
+    parts = torch.view_as_real(self.resolve_conj())
+    return torch.view_as_complex(kernel(parts, nan, posinf, neginf))
+
+
+@kernel(aten.nan_to_num_.default)
+def nan_to_num_(self: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+    if self.is_complex():
+        return self.copy_(nan_to_num(self, nan, posinf, neginf))
+    return table_kernel(aten.nan_to_num_.default)(self, nan, posinf, neginf)
+
+
+# ---- numbers that are stored
+
+
+def _stored_number(op: Any, position: int) -> Callable[..., Any]:
+    """The kernel of `op`, after a look at the number that it stores into its first argument."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        refusals.check_number(args[position], args[0].dtype)
+        return table_kernel(op)(*args, **kwargs)
+
+    return call
+
+
+for _op, _position in (
+    (aten.fill.Scalar, 1),
+    (aten.fill_.Scalar, 1),
+    (aten.masked_fill.Scalar, 2),
+    (aten.masked_fill_.Scalar, 2),
+    (aten.index_fill.int_Scalar, 3),
+    (aten.index_fill_.int_Scalar, 3),
+    (aten.scatter.value, 3),
+    (aten.scatter_.value, 3),
+):
+    KERNELS[_op] = _stored_number(_op, _position)
+
+
+def _made_of_number(op: Any, position: int) -> Callable[..., Any]:
+    """The kernel of `op`, after a look at the number that it fills a new tensor with."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype")
+        if dtype is None and isinstance(args[0], Tensor):
+            dtype = args[0].dtype
+        if dtype is not None:
+            refusals.check_number(args[position], dtype)
+        return table_kernel(op)(*args, **kwargs)
+
+    return call
+
+
+for _op, _position in (
+    (aten.scalar_tensor.default, 0),
+    (aten.full.default, 1),
+    (aten.full_like.default, 1),
+):
+    KERNELS[_op] = _made_of_number(_op, _position)
 
 
 @functools.cache

@@ -19,11 +19,11 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cloud_backend import events, precision, rng, runtime, tensor, views
+from cloud_backend import events, precision, refusals, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.explain import explain
 from cloud_backend.program import Program, number, on_device, zero
-from cloud_backend.tensor import Buffer, Meta
+from cloud_backend.tensor import Buffer, Meta, host_array
 from torch_tpu_unified.core import flags, schema
 from torch_tpu_unified.core.errors import LoweringError, Unsupported
 from torch_tpu_unified.core.optable import Entry, Parameter
@@ -171,6 +171,7 @@ class Kernel:
         # `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
         if kwargs or self.special:
             return self._general(args, kwargs)
+        first = None
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype(), precision.Setting.name]
         for i, a in enumerate(args):
@@ -180,6 +181,10 @@ class Kernel:
                     return self._general(args, kwargs)
                 if self.lazy_bits and (a.is_neg() or a.is_conj()):
                     return self._general(args, kwargs)
+                if not i:
+                    first = buffer
+                elif buffer is first and self.inplace:
+                    return self._general(args, kwargs)  # which checks how they overlap
                 shape = a.shape
                 arrays.append(base)
                 if base.shape == shape and a.is_contiguous():
@@ -200,6 +205,8 @@ class Kernel:
                 if any(isinstance(x, Tensor) for x in a):
                     return self._general(args, kwargs)
                 key += (tuple(a), tuple(map(type, a)))
+            elif kind is complex:
+                return self._general(args, kwargs)
             else:
                 key += (kind, a)
         quick_key = tuple(key)
@@ -221,6 +228,8 @@ class Kernel:
         generator = kwargs.pop("generator", None) if self.random else None
         if self.host and (self.host is True or self.host(args, kwargs)):
             return self._on_host(args, kwargs)
+        if self.inplace:
+            refusals.check_apart(args[0], args[1:])
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype()]
         for i, a in enumerate(args):
@@ -292,8 +301,10 @@ class Kernel:
         events.plan_made(str(self.op))
         if flags.DEBUG.value:
             print(f"tpu: program for {schema.format_call(self.op, args, kwargs)}", file=sys.stderr)
-        if self.writes:
-            _check_overlap(self._written(args, kwargs))
+        if self.writes and self.op._schema.name not in refusals.MAY_REPEAT:
+            refusals.check_written(self._written(args, kwargs))
+        if check := refusals.CHECKS.get(self.op._schema.name):
+            check(*args, **kwargs)
         try:
             metas = self._metas(args, kwargs)
             extra: dict[str, Any] = {}
@@ -306,6 +317,8 @@ class Kernel:
             compiled.eval_shape(*arrays)
         except Unsupported as e:
             raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
+        except (TypeError, ValueError) as e:  # shapes or dtypes that do not go together
+            raise RuntimeError(f"{self.op._schema.name}: {e}") from e
         leaves, tree = metas
         return Plan(compiled, tuple(leaves), tree, {})
 
@@ -335,10 +348,19 @@ class Kernel:
             flags = [r.alias_info is None for r in self.op._schema.returns]
             results = tuple(r for r, new in zip(returned, flags, strict=False) if new)
         if isinstance(results, Tensor):
-            return [_meta_of(results)], None
+            return [self._metadata(results, margs)], None
         leaves, tree = pytree.tree_flatten(results, is_leaf=lambda x: x is None)
         # Numbers among the results (`max_q` of attention) are known here and stand for themselves.
         return [_meta_of(x) if isinstance(x, Tensor) else x for x in leaves], tree
+
+    def _metadata(self, result: Tensor, args: Any) -> Meta:
+        """Pointwise results of contiguous tensors are so too; Python's meta kernels forget that
+        where a dimension of one lets the strides be others."""
+        m = _meta_of(result)
+        plain = torch.Tag.pointwise in self.op.tags and "memory_format" not in self.position
+        if plain and all(a.is_contiguous() for a in args if isinstance(a, Tensor)):
+            return m._replace(stride=views.contiguous_stride(m.size), contiguous=0 not in m.size)
+        return m
 
     def _evaluate(self, run: Any, arrays: list[Any]) -> tuple[list[Meta | None], Any]:
         """Metadata by abstract evaluation of the lowering: contiguous results."""
@@ -424,18 +446,6 @@ def read_any(a: Tensor) -> Any:
     return tensor.read(a)
 
 
-def host_array(a: Tensor) -> np.ndarray:
-    """A CPU tensor as a NumPy array, sharing memory where possible (bfloat16 included)."""
-    a = a.detach().resolve_conj().resolve_neg()
-    dtype = to_jax(a.dtype)
-    try:
-        return a.numpy()
-    except TypeError:  # bfloat16 and float8 have no NumPy form that torch knows
-        whole = a.contiguous()
-        bits = {1: torch.uint8, 2: torch.int16}[a.element_size()]
-        return whole.view(bits).numpy().view(dtype).reshape(a.shape)
-
-
 def _rebuild(plan: Plan, results: Any, kind: type[tensor.Buffer] = tensor.Buffer) -> Any:
     made = [
         tensor.wrap(r, m, kind) if isinstance(m, tensor.Meta) else m
@@ -483,14 +493,5 @@ def _value(marker: Any, stream: Any, places: list[Any]) -> Any:
 def _store(base: Any, view: views.Spec, starts: Any, dtype: np.dtype, value: Any) -> Any:
     from cloud_backend.ops._shared import cast
 
+    refusals.check_cast(to_torch(value.dtype), to_torch(dtype))
     return views.write(base, view, starts, dtype, cast(value, dtype))
-
-
-def _check_overlap(written: list[Tensor]) -> None:
-    for t in written:
-        strides = zip(t.stride(), t.shape, strict=True)
-        if t.numel() and any(s == 0 and n > 1 for s, n in strides):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a "
-                "single memory location. Please clone() the tensor before performing the operation."
-            )

@@ -27,7 +27,10 @@ class Program:
     __slots__ = ("execute", "handlers", "tree")
 
     def __init__(self, jitted: Callable[..., Any], arrays: list[Any]) -> None:
-        compiled = jitted.lower(*arrays).compile()
+        try:
+            compiled = jitted.lower(*arrays).compile()
+        except TypeError as e:  # a dtype that an operator of XLA's does not take
+            raise RuntimeError(str(e)) from e
         self.tree = compiled.out_tree
         execute = _direct(compiled)
         if execute is None:

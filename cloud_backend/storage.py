@@ -70,12 +70,22 @@ def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
     return copy_(self, source)
 
 
+def grow(source: Any, nbytes: int) -> None:
+    """Make a storage larger, in place: all tensors over it see the same memory as before."""
+    array = source.buffer.array
+    if array is not None:
+        flat = views.flat_as(array, np.dtype(np.uint8))
+        array = runtime.start().numpy.pad(flat, (0, nbytes - flat.size))
+    # Only with an empty storage may another of any size change places.
+    source._swap_data_ptr_(tensor.new_storage(None, 0))
+    source._swap_data_ptr_(tensor.new_storage(None, nbytes))
+    source.buffer = tensor.Buffer(array, nbytes)
+
+
 def _resize(self: Any, size: int) -> Any:
-    """Free the array (size 0) or make the storage usable again; contents are then unwritten."""
+    """Grow, or free the array (size 0); a freed storage can be used again, unwritten."""
     if size > self.nbytes():
-        raise RuntimeError(
-            f"a tpu storage of {self.nbytes()} bytes cannot grow to {size}; make a new tensor"
-        )
+        grow(self, size)
     if size == 0:
         self.buffer.array = None
     return self

@@ -217,6 +217,18 @@ def _jit(name: str, *static: int) -> Any:
     return _jitted[name]
 
 
+def host_array(a: torch.Tensor) -> np.ndarray:
+    """A CPU tensor as a NumPy array, sharing memory where possible (bfloat16 included)."""
+    a = a.detach().resolve_conj().resolve_neg()
+    dtype = to_jax(a.dtype)
+    try:
+        return a.numpy()
+    except TypeError:  # bfloat16 and float8 have no NumPy form that torch knows
+        whole = a.contiguous()
+        bits = {1: torch.uint8, 2: torch.int16}[a.element_size()]
+        return whole.view(bits).numpy().view(dtype).reshape(a.shape)
+
+
 def read(tensor: torch.Tensor) -> Any:
     """The tensor's values as a jax array of its shape and dtype."""
     base = base_of(tensor)

@@ -120,7 +120,8 @@ def flat_as(base: Any, dtype: np.dtype) -> Any:
         flat = jnp.stack([flat.real, flat.imag], -1).reshape(-1).astype(part)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         part = np.dtype(np.float32 if dtype == np.complex64 else np.float64)
-        pairs = _bitcast(flat, part).reshape(-1, 2)
+        parts = _bitcast(flat, part)
+        pairs = parts[: parts.size // 2 * 2].reshape(-1, 2)
         return jax.lax.complex(pairs[:, 0], pairs[:, 1])
     if dtype == np.bool_:
         return _bitcast(flat, np.dtype(np.uint8)) != 0
@@ -160,6 +161,11 @@ def write(base: Any, view: Spec, starts: Any, dtype: np.dtype, value: Any) -> An
     import jax.numpy as jnp
 
     value = jnp.broadcast_to(value, view.size)
+    # The bytes of bools are 0 and 1 only while nothing else is written through another dtype.
+    if dtype == np.bool_ and base.dtype != np.bool_:
+        dtype, value = np.dtype(np.uint8), value.astype(np.uint8)
+    elif base.dtype == np.bool_ and dtype != np.bool_:
+        base = base.astype(np.uint8)
     if view.kind == "whole" and base.dtype == dtype:
         return value.reshape(base.shape)
     flat = flat_as(base, dtype)
@@ -171,11 +177,17 @@ def write(base: Any, view: Spec, starts: Any, dtype: np.dtype, value: Any) -> An
         flat = flat.at[_positions(view, starts)].set(value, unique_indices=False)
     else:
         order = np.argsort(view.perm)
+        # Repeated elements (only `fill_` and `zero_` write those) are all the same.
+        one_each = (slice(None) if d in view.kept else slice(0, 1) for d in range(value.ndim))
+        value = value[tuple(one_each)]
         block = value.reshape([view.size[d] for d in view.kept]).transpose(order)
         full = _padded(flat, view.shape)
         full = jax.lax.dynamic_update_slice(full, block.reshape(view.sizes), list(starts))
         flat = full.reshape(-1)[: view.length]
-    return flat_as(flat, base.dtype).reshape(base.shape)
+    back, old = flat_as(flat, base.dtype), base.reshape(-1)
+    if back.size < old.size:  # a wider dtype leaves out what does not fill an element
+        back = jnp.concatenate([back, old[back.size :]])
+    return back.reshape(base.shape)
 
 
 def _padded(flat: Any, shape: tuple[int, ...]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import canonical_dim, cast, compute_dtype, elementwise
+from cloud_backend.ops._shared import canonical_dim, cast, compute_dtype, elementwise, is_complex
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported, one_of
 
@@ -24,6 +24,10 @@ _GELU_CUBIC = 0.044715
 
 @lowers(aten.relu.default)
 def relu(x):
+    if is_complex(x.dtype):
+        raise Unsupported("clamp is not supported for complex types")
+    if x.dtype == np.bool_:
+        raise RuntimeError("Boolean inputs not supported for relu")
     return jnp.maximum(x, 0)
 
 

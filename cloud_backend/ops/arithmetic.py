@@ -57,14 +57,25 @@ def add(x, other, *, alpha):
     return elementwise(lambda a, b: a + _scaled(alpha, b, a.dtype), x, other)
 
 
+def _check_subtraction(*operands: Any) -> None:
+    kinds = [scalar_kind(a) if is_scalar(a) else a.dtype for a in operands]
+    if any(k in (bool, np.dtype(np.bool_)) for k in kinds):
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
+            "to invert a mask, use the `~` or `logical_not()` operator instead."
+        )
+
+
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(x, other, *, alpha):
+    _check_subtraction(x, other)
     _check_alpha(alpha, result_dtype(x, other))
     return elementwise(lambda a, b: a - _scaled(alpha, b, a.dtype), x, other)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(x, other, *, alpha):
+    _check_subtraction(x, other)
     _check_alpha(alpha, result_dtype(x, other))
     return elementwise(lambda a, b: b - _scaled(alpha, a, a.dtype), x, other)
 

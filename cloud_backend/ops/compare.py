@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import cast, promoted, result_dtype
+from cloud_backend.ops._shared import cast, is_complex, promoted, result_dtype
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -100,6 +100,8 @@ def where(condition, x, other):
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x, min, max):
     dtype = result_dtype(x, min, max)
+    if is_complex(dtype):
+        raise Unsupported("clamp is not supported for complex types")
     value = cast(x, dtype)
     if min is not None:
         value = jnp.maximum(value, cast(min, dtype))

@@ -108,11 +108,31 @@ def put(x, slots, values, accumulate):
     return cast(cast(x, wide).at[slots].add(cast(values, wide), mode="drop"), x.dtype)
 
 
+def _check_values(values, shape):
+    """Raises RuntimeError unless the values expand to the shape that the indices select."""
+    given = values.shape
+    if len(given) > len(shape) or any(
+        a not in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False)
+    ):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(given)} cannot be broadcast to indexing "
+            f"result of shape {list(shape)}"
+        )
+
+
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(x, indices, values, accumulate=False):
+    # One value for a mask fills, and is converted.
+    fills = values.size == 1 and any(is_mask(i) for i in indices)
+    if values.dtype != x.dtype and not fills:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{x.dtype} for the destination and {values.dtype} for the source."
+        )
     masks = [i for i in indices if is_mask(i)]
     if not masks:
         slots = _slots(indices)
+        _check_values(values, _read_shape(x, slots))
         return x if x.size == 0 else put(x, slots, values, accumulate)
     if len(masks) == 1 and all(i is None or is_mask(i) for i in indices):
         return _put_mask(x, indices, values, accumulate)
@@ -131,6 +151,9 @@ def _put_mask(x, indices, values, accumulate):
     _check_mask(x, mask, lead)
     width = mask.ndim
     rest = x.ndim - lead - width
+    if mask.size == 0:
+        _check_values(values, (*x.shape[:lead], 0, *x.shape[lead + width :]))
+        return x
     values = cast(values, x.dtype)
     values = values.reshape((1,) * (lead + 1 + rest - values.ndim) + values.shape)
     if values.shape[lead] == 1:
@@ -193,6 +216,10 @@ def _one_dim(x):
 def index_select(x, dim, index):
     dim = canonical_dim(dim, x.ndim)
     if x.ndim == 0:
+        if index.size != 1:
+            raise RuntimeError(
+                f"index_select(): Index to scalar can have only 1 value, got {index.size} value(s)"
+            )
         return x
     if x.shape[dim] == 0:
         return jnp.zeros((*x.shape[:dim], index.size, *x.shape[dim + 1 :]), x.dtype)
@@ -211,6 +238,8 @@ def index_add(x, dim, index, source, alpha=1):
 
 @lowers(aten.index_copy.default)
 def index_copy(x, dim, index, source):
+    if index.dtype != np.int64:
+        raise RuntimeError(f"index_copy_(): Expected a long tensor for index, not {index.dtype}")
     dim = canonical_dim(dim, x.ndim)
     target = _one_dim(x)
     return target.at[_at(x, dim, index)].set(_one_dim(source)).reshape(x.shape)
@@ -218,6 +247,8 @@ def index_copy(x, dim, index, source):
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(x, dim, index, value):
+    if index.dtype != np.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
     dim = canonical_dim(dim, x.ndim)
     target = _one_dim(x)
     return target.at[_at(x, dim, index)].set(cast(value, x.dtype)).reshape(x.shape)

@@ -19,6 +19,8 @@ from torch_tpu_unified.core.aten import aten
 
 @lowers(aten.cat.default)
 def cat(tensors, dim=0):
+    if any(t.ndim == 0 for t in tensors):
+        raise RuntimeError("zero-dimensional tensor cannot be concatenated")
     dtype = result_dtype(*tensors)
     # Historic exception of PyTorch: 1-d empty tensors join anything.
     kept = [t for t in tensors if t.shape != (0,)] or tensors[:1]

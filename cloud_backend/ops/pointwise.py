@@ -139,6 +139,8 @@ for _op, _f in {
 
 
 def _sign(x):
+    if is_complex(x.dtype):
+        raise Unsupported("sign is not for complex numbers; use torch.sgn")
     # PyTorch's sign of a NaN is 0.
     return cast(x > 0, x.dtype) - cast(x < 0, x.dtype) if x.dtype != np.bool_ else x
 

@@ -41,9 +41,16 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return n
 
 
-def _require_elements(x: jax.Array, axes: tuple[int, ...], name: str) -> None:
+def _require_elements(x: jax.Array, axes: tuple[int, ...], dim: Any, name: str) -> None:
+    """Raises what PyTorch does: IndexError where dimensions are named, RuntimeError where not."""
     if _count(x, axes) == 0:
-        raise Unsupported(f"{name}(): the reduction is over no elements and has no identity")
+        if dim is None or (not isinstance(dim, int) and not len(dim)):
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify "
+                "the reduction dim with the 'dim' argument."
+            )
+        empty = next(d for d in axes if x.shape[d] == 0)
+        raise IndexError(f"{name}(): Expected reduction dim {empty} to have non-zero size.")
 
 
 @lowers(aten.sum.default)
@@ -97,7 +104,7 @@ def prod(x, dim, keepdim, *, dtype):
 
 def _extreme(f: Any, x: jax.Array, dim: Any, keepdim: bool, name: str) -> jax.Array:
     axes = canonical_dims(dim, x.ndim)
-    _require_elements(x, axes, name)
+    _require_elements(x, axes, dim, name)
     return f(x, axis=axes, keepdims=keepdim)
 
 
@@ -138,10 +145,13 @@ def min_all(x):
 
 
 def _extreme_with_index(arg: Any, x: jax.Array, dim: int, keepdim: bool) -> Any:
+    if x.ndim:
+        _require_elements(x, canonical_dims(dim, x.ndim), dim, "max or min")
+    if is_complex(x.dtype):
+        raise RuntimeError("max or min(): does not support complex input")
     if x.ndim == 0:
         canonical_dim(dim, 0)
         return x, jnp.zeros((), np.int64)
-    _require_elements(x, canonical_dims(dim, x.ndim), "max or min")
     comparable = x.astype(np.int8) if x.dtype == np.bool_ else x
     index = arg(comparable, axis=dim, keepdims=True).astype(np.int64)
     value = jnp.take_along_axis(x, index, axis=dim)
@@ -159,9 +169,11 @@ def min_dim(x, dim, keepdim):
 
 
 def _arg_extreme(arg: Any, x: jax.Array, dim: int | None, keepdim: bool) -> jax.Array:
+    if x.dtype == np.bool_ or is_complex(x.dtype):
+        raise RuntimeError(f"argmax or argmin(): does not support {x.dtype} input")
     if dim is not None:
         return _extreme_with_index(arg, x, dim, keepdim)[1]
-    _require_elements(x, canonical_dims(None, x.ndim), "argmax or argmin")
+    _require_elements(x, canonical_dims(None, x.ndim), None, "argmax or argmin")
     index = arg(x.reshape(-1)).astype(np.int64)
     return index.reshape((1,) * x.ndim) if keepdim else index
 
@@ -263,7 +275,7 @@ def vector_norm(x: jax.Array, order: Any, dim: Any, keepdim: bool, dtype: Any) -
     axes = canonical_dims(dim, x.ndim)
     size = jnp.abs(cast(x, compute_dtype(dtype)))
     if order in (float("inf"), -float("inf")):
-        _require_elements(x, axes, "linalg_vector_norm")
+        _require_elements(x, axes, dim, "linalg_vector_norm")
         f = jnp.max if order > 0 else jnp.min
         value = f(size, axis=axes, keepdims=keepdim)
     elif order == 0:

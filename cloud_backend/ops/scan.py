@@ -115,7 +115,7 @@ def _line(x: jax.Array, dim: int, keepdim: bool, pick: Callable[..., Any], name:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     if x.shape[dim] == 0:
-        raise Unsupported(f"{name}(): Expected reduction dim {dim} to have non-zero size")
+        raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
     return pick(x, dim, keepdim)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cloud_backend.ops import lowers
-from cloud_backend.ops._shared import canonical_dim, cast, is_scalar, result_dtype
+from cloud_backend.ops._shared import canonical_dim, cast, is_complex, is_scalar, result_dtype
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -20,6 +20,8 @@ INT64 = np.dtype(np.int64)
 
 def sorted_with_indices(x, dim, descending):
     """Values and int64 positions along `dim`, stable."""
+    if is_complex(x.dtype):
+        raise RuntimeError("Sort does not support complex dtypes")
     if x.ndim == 0:
         return x, jnp.zeros((), INT64)
     dim = canonical_dim(dim, x.ndim)
