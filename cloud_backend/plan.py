@@ -201,6 +201,8 @@ class Kernel:
                     return self._general(args, kwargs)
                 arrays.append(number(a) if a else zero(a))
                 key.append(kind)
+            elif kind is complex:  # `_flatten` passes it as an array, whatever its value
+                return self._general(args, kwargs)
             elif kind is list or kind is tuple:
                 if any(isinstance(x, Tensor) for x in a):
                     return self._general(args, kwargs)

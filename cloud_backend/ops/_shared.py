@@ -30,7 +30,10 @@ def scalar_kind(x: Any) -> type:
 
 @functools.cache
 def _joined(
-    dims: tuple[np.dtype, ...], zero: tuple[np.dtype, ...], kinds: tuple[type, ...]
+    dims: tuple[np.dtype, ...],
+    zero: tuple[np.dtype, ...],
+    kinds: tuple[type, ...],
+    default: torch.dtype,
 ) -> np.dtype:
     """PyTorch's promotion: tensors with dimensions first, then 0-d tensors, then Python scalars,
     each of which only counts when its category is higher than what stands before it."""
@@ -46,31 +49,26 @@ def _joined(
             result = d if result is None else torch.promote_types(result, d)
         return result
 
-    default = torch.get_default_dtype()
     scalar_of = {
         bool: torch.bool,
         int: torch.int64,
         float: default,
-        complex: torch.complex128 if default == torch.float64 else torch.complex64,
+        complex: torch.promote_types(default, torch.complex64),
     }
-    result = join(dims)
-    zero_d = join(zero)
-    if result is None:
-        result = zero_d
-    elif zero_d is not None and category(zero_d) > category(result):
-        result = torch.promote_types(result, zero_d)
     scalar = None
     for k in kinds:
         scalar = scalar_of[k] if scalar is None else torch.promote_types(scalar, scalar_of[k])
-    if result is None:
-        result = scalar
-    elif scalar is not None and category(scalar) > category(result):
-        if scalar.is_complex and result.is_floating_point:
-            result = {torch.float16: torch.complex32, torch.float64: torch.complex128}.get(
-                result, torch.complex64
-            )
-        else:
-            result = torch.promote_types(result, scalar)
+
+    def combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+        if higher is None or lower is None:
+            return lower if higher is None else higher
+        if category(lower) <= category(higher):
+            return higher
+        if higher.is_floating_point:  # of a complex number of lower rank only its kind counts
+            return higher.to_complex()
+        return torch.promote_types(higher, lower)
+
+    result = combine(join(dims), combine(join(zero), scalar))
     assert result is not None
     return to_jax(result)
 
@@ -83,6 +81,7 @@ def result_dtype(*args: Any) -> np.dtype:
         tuple(np.dtype(a.dtype) for a in arrays if a.ndim),
         tuple(np.dtype(a.dtype) for a in arrays if not a.ndim),
         tuple(scalar_kind(a) for a in args if is_scalar(a)),
+        torch.get_default_dtype(),
     )
 
 

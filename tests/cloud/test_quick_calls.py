@@ -110,3 +110,32 @@ def test_memory_follows_results():
     assert torch.tpu.memory_allocated() - before == 4096
     del y
     assert torch.tpu.memory_allocated() == before
+
+
+def test_complex_numbers_may_follow_one_another():
+    x = torch.ones(2, dtype=torch.float64, device="tpu")
+    for z in (1 + 2j, 1 + 2j, 2 + 0j):
+        assert torch.equal((x + z).cpu(), torch.ones(2, dtype=torch.float64) + z)
+        assert torch.equal((z * x).cpu(), torch.ones(2, dtype=torch.float64) * z)
+
+
+def test_promotion_follows_the_default_dtype():
+    n = torch.arange(4, device="tpu")
+    default = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            assert (n / 2).dtype == (n * 0.5).dtype == n.sqrt().dtype == dtype
+            assert (n + 1j).dtype == torch.promote_types(dtype, torch.complex64)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_zero_dimensional_complex_keeps_the_rank_of_the_float():
+    z = torch.tensor(1 + 2j, dtype=torch.complex128)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.complex64):
+        x = torch.ones(3, dtype=dtype)
+        expected = x * z
+        ours = x.to("tpu") * z.to("tpu")
+        assert ours.dtype == expected.dtype
+        assert torch.equal(ours.cpu(), expected)
