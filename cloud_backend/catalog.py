@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cloud_backend import derivatives, dispatch, foreign
+from cloud_backend import attention, derivatives, dispatch, foreign
 from torch_tpu_unified.core import schema
 
 # How an overload runs, the best first; the texts are the table's legend.
@@ -90,7 +90,7 @@ def _way(op: OpOverload) -> tuple[str, str]:
     via = _short(functional) if functional is not None and functional is not op else ""
     if op in kernels.KERNELS:
         return ("view", "") if schema.is_view(op) or _is_metadata(op) else ("native", "")
-    if op in dispatch.registered():
+    if op in dispatch.registered() or op in attention.KERNELS:
         return ("derived", via) if via else ("native", "")
     name = op.name()
     structured = _has(name, "CompositeExplicitAutogradNonFunctional")

@@ -77,7 +77,7 @@ def boot() -> None:
     global _booted
     if _booted:
         return
-    from cloud_backend import kernels, ops, runtime
+    from cloud_backend import attention, kernels, ops, runtime
 
     runtime.start()
     table = ops.load()
@@ -86,6 +86,8 @@ def boot() -> None:
     _libraries.append(library)
     hide_from_dynamo(*kernels.KERNELS.values())
     _guard_memory(library)
+    _libraries.append(attention.register())
+    hide_from_dynamo(*(function for function, _ in attention.KERNELS.values()))
     for op, function in kernels.KERNELS.items():
         _register(library, op, function)
     for full, (name, writes) in _HIDDEN_WRITES.items():

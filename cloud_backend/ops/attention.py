@@ -2,8 +2,9 @@
 
 Queries are (batch, heads, length, features); keys and values may have fewer heads (grouped
 queries). Scores and softmax are float32 for float16 and bfloat16. The backward recomputes the
-weights from the saved logsumexp, so that no (length x length) matrix is kept. Dropout draws its
-mask from the key whose words travel as `philox_seed`.
+weights, so that no (length x length) matrix is kept; not from the saved logsumexp, in which a row
+of scores at the lowest float, as masks have them, is no longer told from its size. Dropout draws
+its mask from the key whose words travel as `philox_seed`.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ def _scores(query, key, bias, causal, scale):
     return scores + cast(bias, wide)
 
 
-def _weights(scores, logsumexp):
-    """Softmax from a saved logsumexp; rows in which everything is masked are zeros."""
-    safe = jnp.where(jnp.isfinite(logsumexp), logsumexp, 0)
-    return jnp.exp(scores - safe[..., None])
+def _weights(scores):
+    """Softmax over the keys; rows in which everything is masked are zeros."""
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    shifted = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0))
+    total = jnp.sum(shifted, axis=-1, keepdims=True)
+    return shifted / jnp.where(total == 0, 1, total)
 
 
 def _dropped(shape, seed, p, dtype):
@@ -68,7 +71,7 @@ def attend(query, key, value, bias, dropout_p, causal, scale, seed):
     key, value = (_repeated(v, query.shape[-3]) for v in (key, value))
     scores = _scores(query, key, bias, causal, scale)
     logsumexp = jax.nn.logsumexp(scores, axis=-1)
-    weights = _weights(scores, logsumexp)
+    weights = _weights(scores)
     if dropout_p:
         weights = weights * _dropped(weights.shape, seed, dropout_p, weights.dtype)
     out = jnp.einsum(
@@ -80,12 +83,12 @@ def attend(query, key, value, bias, dropout_p, causal, scale, seed):
     return cast(out, query.dtype), logsumexp
 
 
-def attend_backward(grad, query, key, value, bias, out, logsumexp, dropout_p, causal, scale, seed):
+def attend_backward(grad, query, key, value, bias, out, dropout_p, causal, scale, seed):
     """Gradients of query, key, value and of the scores before masking."""
     wide = compute_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     full_key, full_value = (_repeated(v, query.shape[-3]) for v in (key, value))
-    weights = _weights(_scores(query, full_key, bias, causal, scale), logsumexp)
+    weights = _weights(_scores(query, full_key, bias, causal, scale))
     grad, out = cast(grad, wide), cast(out, wide)
     query_w, key_w, value_w = (cast(v, wide) for v in (query, full_key, full_value))
     grad_weights = jnp.einsum("...qd,...kd->...qk", grad, value_w)
@@ -163,8 +166,6 @@ def fused_attention_backward(
     philox_offset,
     scale=None,
 ):
-    wide = compute_dtype(query.dtype)
-    logsumexp = cast(logsumexp[0] if query.ndim == 3 else logsumexp, wide)
     *grads, grad_scores = attend_backward(
         grad_out,
         query,
@@ -172,7 +173,6 @@ def fused_attention_backward(
         value,
         attn_bias,
         out,
-        logsumexp,
         dropout_p,
         is_causal,
         scale,
@@ -217,7 +217,6 @@ def flash_attention_for_cpu_backward(
         value,
         attn_mask,
         out,
-        cast(logsumexp, compute_dtype(query.dtype)),
         0.0,
         is_causal,
         scale,

@@ -164,13 +164,8 @@ def test_the_page_claims_nothing_that_is_not_so(doctor) -> None:
             assert rows[name]["way"] not in ("missing", "foreign"), name
 
 
-# What is still without a lowering; nothing may join.
-MISSING = ("_fused_sdp_choice",)
-
-
-def test_only_known_operators_are_missing(doctor) -> None:
-    rows = operators(doctor, "--way", "missing")
-    assert {name.partition(".")[0] for name in rows} <= set(MISSING)
+def test_no_operator_is_missing(doctor) -> None:
+    assert not operators(doctor, "--way", "missing")
 
 
 @pytest.mark.slow

@@ -43,8 +43,6 @@ ELSEWHERE = {
     "aten._fused_rms_norm_backward.default",
     "aten._linalg_eigvals.default",
     "aten._native_multi_head_attention.default",
-    "aten._scaled_dot_product_fused_attention_overrideable.default",
-    "aten._scaled_dot_product_fused_attention_overrideable_backward.default",
     "aten._transformer_encoder_layer_fwd.default",
     "aten._upsample_bicubic2d_aa_backward.default",
     "aten.addmm.dtype",
