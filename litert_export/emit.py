@@ -19,12 +19,17 @@ from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgu
 from torch.utils._pytree import tree_leaves
 
 from litert_export import scan, schema
-from litert_export.graph import Graph, ResultType, Value
+from litert_export.graph import Graph, Pair, ResultType, Value
+from litert_export.ops import complex as complexes
 from torch_tpu_unified.core import report
 from torch_tpu_unified.core.errors import ConversionError, LoweringError, Unsupported
 from torch_tpu_unified.core.optable import OpTable
 from torch_tpu_unified.core.schema import format_call
 
+MSG_COMPLEX = (
+    "the {what} is complex; a LiteRT file's inputs and outputs are real. Use view_as_real and "
+    "view_as_complex inside the model."
+)
 # Results up to this size are always folded; larger ones only when no bigger than what they read.
 _FOLD_BYTES = 1 << 20
 
@@ -113,6 +118,8 @@ class Emitter:
     def _input(self, node: torch.fx.Node, label: str) -> Value:
         (kind,) = result_types(node.meta["val"])
         assert kind is not None
+        if "complex" in kind.dtype:
+            raise ConversionError(MSG_COMPLEX.format(what=f"input {label}"))
         shape = kind.shape
         if self.io_layout == "nhwc" and len(shape) == 4:
             n, c, h, w = shape
@@ -138,6 +145,8 @@ class Emitter:
                 continue
             if isinstance(value, (bool, int, float)):
                 value = self.graph.const(np.asarray(value))
+            if isinstance(value, Pair) or "complex" in value.dtype:
+                raise ConversionError(MSG_COMPLEX.format(what=f"output {label}"))
             found.append((label, value))
         names = [label for label, _ in found] if given is None else list(given)
         if len(names) != len(found):
@@ -224,6 +233,8 @@ class Emitter:
         read = flat_values((args, kwargs))
         if any(v.data is None for v in read):
             return None
+        if any(isinstance(a, Pair) for a in tree_leaves((args, kwargs))):
+            return None
         entry = self.table.get(node.target)
         expected = self._expected(node, args, kwargs)
         size = sum(int(np.prod(r.shape)) * 4 for r in expected if r is not None)
@@ -251,7 +262,12 @@ class Emitter:
             expected = self._expected(node, args, kwargs)
             graph.result = expected  # type: ignore[assignment]
             before = len(graph.ops)
-            result = entry.function(graph, **entry.bind(args, kwargs))
+            bound = entry.bind(args, kwargs)
+            made = any(kind is not None and "complex" in kind.dtype for kind in expected)
+            if made or complexes.is_complex([*bound.values()]):
+                result = complexes.lower(graph, node.target, bound)
+            else:
+                result = entry.function(graph, **bound)
         except (Unsupported, TypeError) as err:
             if isinstance(err, TypeError) and "LiteRT has no tensors" not in str(err):
                 raise
@@ -325,6 +341,8 @@ def flat_values(tree: Any) -> list[Value]:
     """Every Value in nested lists, tuples and mappings."""
     if isinstance(tree, Value):
         return [tree]
+    if isinstance(tree, Pair):
+        return [tree.re, tree.im]
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):

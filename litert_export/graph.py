@@ -56,6 +56,23 @@ class Value:
 
 
 @dataclasses.dataclass(eq=False)
+class Pair:
+    """A complex value as its two real parts, of one shape; it exists while a graph is emitted."""
+
+    re: Value
+    im: Value
+    dtype: str = "complex64"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.re.shape
+
+    def type_text(self) -> str:
+        """As that of a value."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(eq=False)
 class Op:
     """An operator call. An input that is None is an optional one left out."""
 

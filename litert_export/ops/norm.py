@@ -13,7 +13,13 @@ import numpy as np
 
 from litert_export.graph import Graph, Value
 from litert_export.ops import lowers
-from litert_export.ops._shared import float32, ints, is_float
+from litert_export.ops._shared import (
+    float32,
+    ints,
+    is_float,
+    to_channels_first,
+    to_channels_last,
+)
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -157,10 +163,18 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     x = float32(g, input)
-    parts = g.reshape(x, (N, group, C // group, *x.shape[2:]))
-    y, mean, rstd = normalised(g, parts, list(range(2, parts.rank)), eps)
     w, b = (_per_channel(g, v, x.rank) for v in (weight, bias))
-    y = g.cast(_affine(g, g.reshape(y, x.shape), w, b), input.dtype)
+    if x.rank == 4:
+        # Channels-last, as the convolutions around it are, and never beyond rank 4.
+        last = to_channels_last(g, x)
+        parts = g.reshape(last, (N, HxW, group, C // group))
+        y, mean, rstd = normalised(g, parts, [1, 3], eps)
+        y = to_channels_first(g, g.reshape(y, last.shape))
+    else:
+        parts = g.reshape(x, (N, group, C // group * HxW))
+        y, mean, rstd = normalised(g, parts, [2], eps)
+        y = g.reshape(y, x.shape)
+    y = g.cast(_affine(g, y, w, b), input.dtype)
     rest = [g.cast(g.reshape(v, (N, group)), input.dtype) for v in (mean, rstd)]
     return y, rest[0], rest[1]
 
