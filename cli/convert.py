@@ -17,7 +17,7 @@ import click
 from torch_tpu_unified.cli.progress import Stage, stages, without_native_notes
 
 from torch_tpu_unified import factories, files, inputspec, opensizes, sources
-from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
+from torch_tpu_unified.core.errors import OptionError
 from torch_tpu_unified.inputspec import InputSpec
 from torch_tpu_unified.opensizes import OpenSize
 from torch_tpu_unified.targets import check_target
@@ -42,6 +42,12 @@ class Request:
     parity: bool
     trust_pickle: bool
     seed: int
+    quantize: str | None
+    calibration: str | None
+    observer: str | None
+    inference_type: str | None
+    float_layers: tuple[str, ...]
+    allow_float: bool
     as_json: bool
     quiet: bool
 
@@ -52,12 +58,10 @@ class Request:
         Raises:
             OptionError: an input is malformed, the source does not exist, or the output is it.
             InputError: the output cannot be written, or the source is no model.
-            NotYetAvailable: an option of a later version.
+            NotYetAvailable: a target of a later version.
         """
         check_target(options["to"])
-        for name in ("quantize", "calib"):
-            if options[name] is not None:
-                raise NotYetAvailable(f"--{name} is not available yet; leave it out for float32")
+        _check_quantization(options)
         source = options["source"]
         factory = factories.split(source)
         if not factory:
@@ -79,6 +83,19 @@ class Request:
                 for f in dataclasses.fields(cls)
                 if f.name not in ("source", "output", "inputs", "dynamic")
             },
+        )
+
+
+def _check_quantization(options: Mapping[str, Any]) -> None:
+    if options["quantize"] is None:
+        for name in ("calibration", "observer", "inference_type", "float_layers", "allow_float"):
+            if options[name]:
+                flag = name.replace("_", "-").removesuffix("s")
+                raise OptionError(f"--{flag} needs --quantize MODE")
+    elif options["quantize"] in ("int8", "int16x8") and options["calibration"] is None:
+        raise OptionError(
+            f"--quantize {options['quantize']} needs --calibration: a folder, a .npz file, or "
+            "file.py:callable"
         )
 
 
@@ -105,7 +122,7 @@ def run(request: Request) -> None:
 
 def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
     stage("load")
-    from torch_tpu_unified import conversion, parity_table, programs
+    from torch_tpu_unified import calibration, conversion, parity_table, programs
 
     program = programs.load_program(
         request.source,
@@ -118,14 +135,35 @@ def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
         {conversion.DEFAULT_SIGNATURE: program},
         io_layout=request.io_layout,
         verify=request.verify,
-        progress=lambda name, number, total: stage(name),
+        quantize=_config(request),
+        calibration=request.calibration and calibration.load(request.calibration, program),
+        progress=stage,
         input_names=request.input_names or None,
         output_names=request.output_names or None,
     )
     if not request.parity:
         return converted, None
-    table = parity_table.parity(program, progress=lambda name, number, total: stage(name))
-    return converted, table
+    return converted, parity_table.parity(program, progress=stage)
+
+
+def _config(request: Request) -> Any:
+    """The quantisation that is asked for; None for float32."""
+    if request.quantize is None:
+        return None
+    from litert_export.quantize import QuantConfig
+
+    ends = (request.inference_type or "").replace("float32", "float").split(",")
+    kinds = [None if not e else "float32" if e == "float" else e for e in (ends * 2)[:2]]
+    if len(ends) > 2:
+        raise OptionError(f"--inference-type {request.inference_type}: TYPE, or INPUT,OUTPUT")
+    return QuantConfig(
+        mode=request.quantize,
+        observer=request.observer or "minmax",
+        input_type=kinds[0],
+        output_type=kinds[1],
+        float_layers=request.float_layers,
+        allow_float=request.allow_float,
+    )
 
 
 def _as_json(request: Request, converted: Converted, table: Parity | None) -> dict[str, Any]:

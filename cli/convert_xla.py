@@ -17,7 +17,18 @@ from torch_tpu_unified.core.errors import OptionError
 
 _SUFFIX = {"stablehlo": ".mlir", "tpu": ".tpu"}
 # Options of the LiteRT target, and what they hold when they are not given.
-_LITERT = {"parity": False, "io_layout": "nchw", "input_names": (), "output_names": ()}
+_LITERT = {
+    "parity": False,
+    "io_layout": "nchw",
+    "input_names": (),
+    "output_names": (),
+    "quantize": None,
+    "calibration": None,
+    "observer": None,
+    "inference_type": None,
+    "float_layers": (),
+    "allow_float": False,
+}
 _OURS = {"topology": None, "shard": "none", "train": False, "stablehlo_version": None}
 
 

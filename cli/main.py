@@ -23,6 +23,7 @@ Examples:
   tpu-convert my.package:llm --input ids=int64[1,16]:0..31999 --parity
   tpu-convert model.pt2 --to tpu --topology v6e:2x4
   tpu-convert module.pt --trust-pickle --input float32[1,3,224,224]
+  tpu-convert model.pt2 --quantize int8 --calibration images/
 
 \b
 Exit codes: 0 done, 1 failed, 2 the command line is wrong.
@@ -83,8 +84,31 @@ TTU_DEBUG=1 shows tracebacks; TTU_DUMP=folder writes the graph after each stage.
 )
 @click.option("--train", is_flag=True, help="SOURCE gives a loss: add the gradients (XLA targets).")
 @click.option("--stablehlo-version", metavar="X.Y.Z", help="That shall read -o FILE.mlirbc.")
-@click.option("--quantize", hidden=True)
-@click.option("--calib", hidden=True)
+@click.option(
+    "--quantize",
+    metavar="MODE",
+    help="int8, int16x8 (with --calibration), int8-dynamic, int8-weight, int4-weight, float16.",
+)
+@click.option(
+    "--calibration",
+    "--calib",
+    metavar="SAMPLES",
+    help="A folder of .npy, .npz or image files, a .npz file, or file.py:callable.",
+)
+@click.option("--observer", metavar="NAME", help="Of ranges: minmax (default), percentile, mse.")
+@click.option(
+    "--inference-type",
+    metavar="TYPE",
+    help="Of a quantised file's inputs and outputs: int8, uint8, int16 or float; or INPUT,OUTPUT.",
+)
+@click.option(
+    "--float-layer",
+    "float_layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers that stay in float32, by name, such as '*softmax*'.",
+)
+@click.option("--allow-float", is_flag=True, help="Let operators without integer form be float32.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.version_option(__version__, prog_name="tpu-convert")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-Stage = Callable[[str], None]
+Stage = Callable[..., None]
 
 
 class Stages:
@@ -22,8 +22,13 @@ class Stages:
         self._status = console.status("") if console.is_terminal else None
         self._name, self._start = "", 0.0
 
-    def begin(self, name: str) -> None:
-        """End the current stage and show the next."""
+    def begin(self, name: str, done: int = 0, total: int = 0) -> None:
+        """End the current stage and show the next; the same one again shows how far it is."""
+        if name == self._name:
+            if self._status is not None and total:
+                filled = "━" * (20 * done // total)
+                self._status.update(f"{name} {filled:<20} {done}/{total}")
+            return
         self.end()
         self._name, self._start = name, time.perf_counter()
         if self._status is not None:
@@ -42,9 +47,12 @@ class Stages:
 
 @contextlib.contextmanager
 def stages(quiet: bool) -> Iterator[Stage]:
-    """Gives a function to call with the name of each stage as it begins."""
+    """Gives a function to call with the name of each stage as it begins.
+
+    Called again with the same name and (done, total), it shows a bar.
+    """
     if quiet:
-        yield lambda name: None
+        yield lambda name, done=0, total=0: None
         return
     shown = Stages(Console(stderr=True))
     try:

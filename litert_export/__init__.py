@@ -1,8 +1,9 @@
-"""torch.export -> LiteRT flatbuffer, in float32.
+"""torch.export -> LiteRT flatbuffer, in float32 or quantised.
 
     capture   torch.export, decomposed to the operators that the table (ops/) lowers
     emit      each call's lowering adds LiteRT operators to a graph
     passes    layout (NCHW -> NHWC), constant folding, fusion, clean-up
+    quantize  integers in place of float32
     writer    graph -> bytes; reader goes back; verify runs the file beside PyTorch
 
 `export` and `export_program` are the entries; torch is imported on their first use.
@@ -11,7 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     lowerings: Mapping[Any, Callable[..., Any]] | None = None,
+    quantize: Any = None,
+    calibration: Mapping[str, Iterable[Sequence[Any]]] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Exported:
     """Convert programs to one LiteRT file, a signature each; equal weights are stored once.
@@ -55,7 +58,10 @@ def export(
         input_names, output_names: names in the signatures; default: those of `forward`'s
             parameters, and the keys of a dict result, `output`, or `output_0`, `output_1`, ….
         lowerings: operator overload -> function, used before the table for this call.
-        progress: called with (stage, its number, count of stages) as each stage starts.
+        quantize: a mode such as `int8`, or a `quantize.QuantConfig`; None: float32.
+        calibration: signature name -> samples, each the input arrays in the program's order.
+        progress: called with (stage, its number, count of stages) as each stage starts, and
+            with (`calibrate`, samples done, samples) during that stage.
 
     Raises:
         LoweringError: operators that have no lowering, all of them, or a call that one refuses.
@@ -73,6 +79,8 @@ def export(
         io_layout=io_layout,
         input_names=input_names,
         output_names=output_names,
+        quantize=quantize,
+        calibration=calibration,
         progress=progress,
     )
     return Exported(model, report, graphs)

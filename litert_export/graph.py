@@ -18,6 +18,26 @@ from litert_export import schema
 _CACHED_BYTES = 4096  # constants up to this size are shared by content, larger ones by address
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quantization:
+    """What the integers of a tensor stand for: `scale * (q - zero_point)`.
+
+    Attributes:
+        scale: float32 [n], one for the whole tensor or one per index along `axis`.
+        zero_point: int64 [n].
+        axis: the dimension that the n entries belong to.
+    """
+
+    scale: np.ndarray[Any, Any]
+    zero_point: np.ndarray[Any, Any]
+    axis: int = 0
+
+    def __str__(self) -> str:
+        if self.scale.size == 1:
+            return f"{float(self.scale[0]):.6g}*(q{-int(self.zero_point[0]):+d})"
+        return f"{self.scale.size} scales on axis {self.axis}"
+
+
 @dataclasses.dataclass(eq=False)
 class Value:
     """A tensor: `shape`, LiteRT type name `dtype`, and `data` when it is a constant.
@@ -32,6 +52,7 @@ class Value:
     source: str | None = None
     variable: bool = False
     dynamic: tuple[int, ...] = ()
+    quantization: Quantization | None = None
 
     @property
     def rank(self) -> int:
@@ -330,20 +351,25 @@ class Graph:
             if v.data is None:
                 return v.name
             if data and v.data.size <= 8:
-                return f"{v.dtype}{np.array2string(v.data, separator=',', max_line_width=10**6)}"
-            return f"const {v.type_text()}"
+                shown = np.array2string(v.data, separator=",", max_line_width=10**6)
+                return f"{v.dtype}{shown}{_scaled(v)}"
+            return f"const {v.type_text()}{_scaled(v)}"
 
         lines = [f"graph {self.name}"]
         for label, v in zip(self.input_names, self.inputs, strict=True):
-            lines.append(f"  input {label}: {v.type_text()} = {v.name}")
+            lines.append(f"  input {label}: {v.type_text()}{_scaled(v)} = {v.name}")
         for op in self.ops:
-            made = ", ".join(f"{v.name}: {v.type_text()}" for v in op.outputs)
+            made = ", ".join(f"{v.name}: {v.type_text()}{_scaled(v)}" for v in op.outputs)
             options = ", ".join(f"{k}={_show(v)}" for k, v in sorted(op.options.items()))
             call = f"{op.code}({', '.join(map(ref, op.inputs))})"
             lines.append(f"  {made} = {call}" + (f" {{{options}}}" if options else ""))
         for label, v in zip(self.output_names, self.outputs, strict=True):
             lines.append(f"  output {label}: {v.type_text()} = {ref(v)}")
         return "\n".join([*lines, *(s.text(data=data) for s in self.subgraphs)]) + "\n"
+
+
+def _scaled(v: Value) -> str:
+    return f" {v.quantization}" if v.quantization is not None else ""
 
 
 def _show(value: Any) -> str:

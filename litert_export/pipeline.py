@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.export import ExportedProgram
 from litert_export import capture, dynamic, emit, ops, writer
 from litert_export.graph import Graph
 from litert_export.passes import cleanup, fuse, join, layout
+from litert_export.quantize import QuantConfig
+from litert_export.quantize.apply import Quantized, apply
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
 from torch_tpu_unified.core.optable import OpTable
@@ -33,6 +35,7 @@ class Report:
         parameters: elements of all constants, shared ones counted once.
         bytes: size of the file.
         signatures: name -> (input names, output names).
+        quantized: signature -> what the quantisation did; empty without one.
     """
 
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -40,6 +43,7 @@ class Report:
     parameters: int = 0
     bytes: int = 0
     signatures: dict[str, tuple[list[str], list[str]]] = dataclasses.field(default_factory=dict)
+    quantized: dict[str, Quantized] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -103,6 +107,9 @@ STAGES: tuple[Stage, ...] = (
     # Fusion leaves ops without readers and new chains of reshapes.
     Stage("finish", _pass(cleanup.run)),
 )
+# Last, on what would else be written: the observed values are those of the finished float graph.
+QUANTIZE = "quantize"
+CALIBRATE = "calibrate"
 JOIN, WRITE = "join", "write"
 
 
@@ -125,6 +132,8 @@ def run(
     io_layout: str = "nchw",
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    quantize: Any = None,
+    calibration: Mapping[str, Iterable[Sequence[Any]]] | None = None,
     progress: Progress | None = None,
     decomposed: bool = False,
 ) -> tuple[bytes | bytearray, Report, dict[str, Graph]]:
@@ -137,6 +146,7 @@ def run(
         raise InputError(f"io_layout={io_layout!r} is not one of nchw, nhwc")
     if not programs:
         raise InputError("no program to export")
+    config = None if quantize is None else QuantConfig.of(quantize)
     table = table or ops.load()
 
     whole = [
@@ -145,7 +155,7 @@ def run(
     ]
     jobs = [(job, _instances(job)) for job in whole]
     report = Report()
-    total = len(STAGES) + 2
+    total = len(STAGES) + (3 if config else 2)
     for number, stage in enumerate(STAGES):
         if progress:
             progress(stage.name, number, total)
@@ -155,13 +165,17 @@ def run(
                 _run_stage(one, stage, number)
         report.seconds[stage.name] = time.perf_counter() - start
     if progress:
-        progress(JOIN, total - 2, total)
+        progress(JOIN, len(STAGES), total)
     start = time.perf_counter()
     graphs = {}
     for job, group in jobs:
         graphs[job.name] = _joined(job, group)
         graphs[job.name].verify()
     report.seconds[JOIN] = time.perf_counter() - start
+    if config is not None:
+        start = time.perf_counter()
+        _quantize(graphs, config, calibration or {}, report, progress)
+        report.seconds[QUANTIZE] = time.perf_counter() - start
     if progress:
         progress(WRITE, total - 1, total)
     start = time.perf_counter()
@@ -215,6 +229,28 @@ def _joined(job: Job, group: Sequence[Job]) -> Graph:
     return join.join(graphs, largest, dynamic.usual_shapes(job.program, job.io_layout))
 
 
+def _quantize(
+    graphs: Mapping[str, Graph],
+    config: QuantConfig,
+    calibration: Mapping[str, Iterable[Sequence[Any]]],
+    report: Report,
+    progress: Progress | None,
+) -> None:
+    stage = CALIBRATE if config.is_static else QUANTIZE
+
+    def told(done: int, samples: int) -> None:
+        if progress:
+            progress(stage, done, samples)
+
+    for name, graph in graphs.items():
+        told(0, 0)
+        report.quantized[name] = apply(graph, config, calibration.get(name), told)
+        graph.verify()
+        if flags.DUMP.value:
+            path = Path(flags.DUMP.value) / f"{name}-{len(STAGES):02d}-{QUANTIZE}.txt"
+            path.write_text(graph.text(), encoding="utf-8")
+
+
 def _count(report: Report, graphs: Mapping[str, Graph], size: int) -> None:
     seen: dict[Any, int] = {}
     for name, graph in graphs.items():
@@ -222,7 +258,7 @@ def _count(report: Report, graphs: Mapping[str, Graph], size: int) -> None:
             report.ops[code] = report.ops.get(code, 0) + count
         report.signatures[name] = (list(graph.input_names), list(graph.output_names))
         for v in graph.values:
-            if v.data is not None and v.data.dtype.kind == "f":
+            if v.data is not None and (v.data.dtype.kind == "f" or v.quantization is not None):
                 seen[v.data.__array_interface__["data"][0], v.shape] = v.size
     report.parameters = sum(seen.values())
     report.bytes = size

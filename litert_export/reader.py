@@ -1,7 +1,7 @@
 """LiteRT files -> Graphs, for inspection, comparison and tests.
 
-Reads what any converter wrote, not only our own. Quantisation parameters and custom operators are
-kept as text in options. Bad files give one InputError that says what is wrong with them.
+Reads what any converter wrote, not only our own. A custom operator's name is kept in its options.
+Bad files give one InputError that says what is wrong with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from litert_export import schema
-from litert_export.graph import Graph, Op, Value
+from litert_export.graph import Graph, Op, Quantization, Value
 from torch_tpu_unified.core.errors import InputError
 
 
@@ -82,10 +82,14 @@ class _Reader:
             return None
         else:
             raw = np.asarray(buffer.data, np.uint8)
-        if dtype in ("string", "int4", "variant", "resource"):
+        if dtype in ("string", "variant", "resource"):
             return None
         count = int(np.prod(shape, dtype=np.int64))
         kind = schema.numpy_dtype(dtype)
+        if dtype == "int4":
+            # Two to a byte; a shift left and back carries the sign.
+            halves = np.stack([raw << 4, raw & 0xF0], 1).view(np.int8).reshape(-1)[:count] >> 4
+            return halves.reshape(shape).astype(kind) if halves.size == count else None
         if raw.nbytes < count * kind.itemsize:
             return None
         raw = np.ascontiguousarray(raw[: count * kind.itemsize])
@@ -97,7 +101,13 @@ class _Reader:
         data = self._data(t.buffer, dtype, shape) if t.buffer else None
         dynamic = tuple(i for i, d in enumerate(_ints(t.shapeSignature)) if d == -1)
         return Value(
-            _text(t.name), shape, dtype, data, variable=bool(t.isVariable), dynamic=dynamic
+            _text(t.name),
+            shape,
+            dtype,
+            data,
+            variable=bool(t.isVariable),
+            quantization=_quantization(t.quantization),
+            dynamic=dynamic,
         )
 
     def _graph(self, index: int, name: str | None) -> Graph:
@@ -143,6 +153,17 @@ class _Reader:
                     left.remove(found)
                     names[position] = _text(found.name)
             setattr(graph, attribute, names)
+
+
+def _quantization(given: Any) -> Quantization | None:
+    if given is None or given.scale is None or not len(given.scale):
+        return None
+    zeros = np.zeros(len(given.scale)) if given.zeroPoint is None else given.zeroPoint
+    return Quantization(
+        np.asarray(given.scale, np.float32),
+        np.asarray(zeros, np.int64),
+        int(given.quantizedDimension),
+    )
 
 
 def _plain(value: Any) -> Any:

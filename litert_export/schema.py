@@ -181,10 +181,10 @@ def tensor_type(dtype: str) -> int:
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of a LiteRT type name."""
-    if dtype == "bfloat16":
+    if dtype in ("bfloat16", "int4"):
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, dtype))
     return np.dtype(dtype)
 
 

@@ -65,6 +65,7 @@ def run(
     signature: str | None = None,
     *,
     xnnpack: bool = True,
+    real: bool = False,
 ) -> list[np.ndarray[Any, Any]]:
     """The outputs of one call, in the program's order.
 
@@ -72,6 +73,7 @@ def run(
         inputs: arrays in the order of the signature's inputs, or a mapping by name.
         signature: its name; default: the file's first.
         xnnpack: run with the runtime's default delegate.
+        real: quantise floating inputs and make outputs float32, by the file's scales.
 
     Raises:
         InputError: the inputs do not fit the signature, or LiteRT refuses to run the file.
@@ -91,10 +93,39 @@ def run(
         given = dict(zip(names, inputs, strict=True))
     try:
         runner = interpreter(model, xnnpack=xnnpack).get_signature_runner(key)
+        if real:
+            details = runner.get_input_details()
+            given = {k: encoded(v, details[k]) for k, v in given.items()}
         outputs = runner(**{k: np.asarray(v, order="C") for k, v in given.items()})
+        if real:
+            details = runner.get_output_details()
+            outputs = {k: decoded(v, details[k]) for k, v in outputs.items()}
     except (ValueError, RuntimeError) as err:
         raise InputError(f"LiteRT cannot run the model: {err}") from err
     return [outputs[r] for r in results]
+
+
+def encoded(array: Any, detail: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Numbers as the integers that a quantised input takes; everything else as it is.
+
+    Args:
+        detail: of the interpreter, with the input's type and scale.
+    """
+    given, kind = np.asarray(array), np.dtype(detail["dtype"])
+    scale, zero = detail["quantization"]
+    if not scale or kind.kind not in "iu" or given.dtype.kind != "f":
+        return given
+    limits = np.iinfo(kind)
+    steps = np.rint(given.astype(np.float64) / scale) + zero
+    return np.clip(steps, limits.min, limits.max).astype(kind)
+
+
+def decoded(array: np.ndarray[Any, Any], detail: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """The float32 numbers that the integers of a quantised output stand for."""
+    scale, zero = detail["quantization"]
+    if not scale or array.dtype.kind not in "iu":
+        return array
+    return ((array.astype(np.float64) - zero) * scale).astype(np.float32)
 
 
 def compare_one(name: str, ours: Any, reference: Any) -> OutputError:

@@ -37,21 +37,83 @@ _RANK5 = {"SLICE": 5, "STRIDED_SLICE": 4, "PAD": 4, "SELECT": 3}
 _BROADCAST5 = {"MAXIMUM": 3, "MINIMUM": 3, "SUB": 3, "DIV": 2}
 
 
+_INT16 = {
+    **dict.fromkeys((
+        "ADD", "LOGISTIC", "TANH", "SOFTMAX", "CONCATENATION", "PAD", "MEAN", "RELU", "RELU6",
+        "AVERAGE_POOL_2D", "MAX_POOL_2D", "BATCH_MATMUL", "PACK", "DEQUANTIZE",
+    ), 3),
+    **dict.fromkeys((
+        "MUL", "MAXIMUM", "MINIMUM", "SLICE", "SPLIT", "UNPACK", "RESIZE_BILINEAR",
+        "RESIZE_NEAREST_NEIGHBOR", "CONV_2D",
+    ), 4),
+    "SUB": 5, "TRANSPOSE": 5, "EQUAL": 5, "LEAKY_RELU": 2, "FULLY_CONNECTED": 7,
+    "DEPTHWISE_CONV_2D": 5, "GATHER": 4, "STRIDED_SLICE": 4, "CAST": 4,
+}  # fmt: skip
+
+
+def _weights(op: Op) -> tuple[str, str, bool]:
+    """(type of the data, type of the weights, whether these have a scale per channel)."""
+    x, w = op.inputs[0], op.inputs[1]
+    assert x is not None and w is not None
+    scales = 1 if w.quantization is None else w.quantization.scale.size
+    return x.dtype, w.dtype, scales > 1
+
+
 def _fully_connected(op: Op) -> int:
+    x, w, per_channel = _weights(op)
+    found = 1
     if len(op.inputs) == 2:
-        return 6
-    return 5 if op.options.get("keep_num_dims") else 1
+        found = 6
+    elif op.options.get("keep_num_dims"):
+        found = 5
+    if x == "float32" and w != "float32":
+        found = max(found, 12 if per_channel else 3)
+    if w == "int4":
+        found = max(found, 13 if x == "int16" else 10)
+    return found
 
 
 def _conv_2d(op: Op) -> int:
     x, w = op.inputs[0], op.inputs[1]
     assert x is not None and w is not None
-    return 6 if x.shape[3] != w.shape[3] else 1
+    found = 6 if x.shape[3] != w.shape[3] else 1
+    kind, weights, per_channel = _weights(op)
+    if kind == "float32" and weights != "float32":
+        found = max(found, 5 if per_channel else 2)
+    return max(found, 7) if weights == "int4" else found
 
 
 def _depthwise(op: Op) -> int:
     factors = (op.options.get("dilation_w_factor", 1), op.options.get("dilation_h_factor", 1))
-    return 1 if factors == (1, 1) else 2
+    found = 1 if factors == (1, 1) else 2
+    kind, weights, per_channel = _weights(op)
+    if kind == "float32" and weights != "float32":
+        found = max(found, 6 if per_channel else 4)
+    return max(found, 7) if weights == "int4" else found
+
+
+def _mul(op: Op) -> int:
+    """int8 products whose scale is above the result's need another multiplier."""
+    a, b = (v.quantization for v in op.inputs if v is not None)
+    out = op.outputs[0].quantization
+    if op.outputs[0].dtype != "int8" or a is None or b is None or out is None:
+        return 1
+    return 3 if float(a.scale[0]) * float(b.scale[0]) / float(out.scale[0]) >= 1 else 1
+
+
+def _quantize(op: Op) -> int:
+    types = {v.dtype for v in (*op.inputs, *op.outputs) if v is not None}
+    return 2 if types & {"int16", "uint8"} or len(types) == 1 or "float32" not in types else 1
+
+
+def _dequantize(op: Op) -> int:
+    x = op.inputs[0]
+    assert x is not None
+    if x.dtype == "int4":
+        return 6
+    if x.quantization is not None and x.quantization.scale.size > 1:
+        return 5
+    return {"float16": 3, "int16": 3, "int8": 2}.get(x.dtype, 1)
 
 
 def _transpose_conv(op: Op) -> int:
@@ -107,6 +169,9 @@ _RULES: dict[str, Callable[[Op], int]] = {
     "CONV_2D": _conv_2d,
     "DEPTHWISE_CONV_2D": _depthwise,
     "TRANSPOSE_CONV": _transpose_conv,
+    "MUL": _mul,
+    "QUANTIZE": _quantize,
+    "DEQUANTIZE": _dequantize,
     "TRANSPOSE": _transpose,
     "RESIZE_BILINEAR": _resize_bilinear,
     "RESIZE_NEAREST_NEIGHBOR": _resize_nearest,
@@ -124,7 +189,11 @@ def version(op: Op) -> int:
     """The lowest version of the operator that covers this call."""
     present = [v for v in op.inputs if v is not None]
     # The first data operand decides; index and shape parameters come after it, SPLIT's before it.
-    main = present[-1] if op.code == "SPLIT" else present[0] if present else op.outputs[0]
+    main = present[0] if present else op.outputs[0]
+    if op.code == "SPLIT":
+        main = present[-1]
+    elif op.code == "TRANSPOSE_CONV":
+        main = present[2]
     found = [1]
     if op.code in _RULES:
         found.append(_RULES[op.code](op))
@@ -142,12 +211,29 @@ def _by_type(op: Op, dtype: str) -> int:
         if op.code == "FULLY_CONNECTED":
             return 4
         return 3 if op.code in _INT8_3 else 2 if op.code in _INT8_2 else 1
-    table = {"int64": _INT64, "bool": _BOOL, "float16": _FLOAT16}.get(dtype, {})
+    table = {"int64": _INT64, "bool": _BOOL, "float16": _FLOAT16, "int16": _INT16}.get(dtype, {})
     return table.get(op.code, 1)
 
 
 # (operator, version) -> the first release that has it, where that is later than 1.5.
 _SINCE: dict[tuple[str, int], tuple[int, int]] = {
+    ("FULLY_CONNECTED", 4): (1, 14),
+    ("FULLY_CONNECTED", 10): (2, 18),
+    ("FULLY_CONNECTED", 12): (2, 18),
+    ("CONV_2D", 3): (1, 14),
+    ("CONV_2D", 4): (2, 3),
+    ("CONV_2D", 5): (2, 4),
+    ("CONV_2D", 7): (2, 11),
+    ("DEPTHWISE_CONV_2D", 3): (1, 14),
+    ("DEPTHWISE_CONV_2D", 5): (2, 3),
+    ("DEPTHWISE_CONV_2D", 6): (2, 4),
+    ("DEPTHWISE_CONV_2D", 7): (2, 11),
+    ("QUANTIZE", 1): (1, 14),
+    ("DEQUANTIZE", 2): (1, 14),
+    ("DEQUANTIZE", 3): (1, 15),
+    ("DEQUANTIZE", 5): (2, 12),
+    ("DEQUANTIZE", 6): (2, 18),
+    ("MUL", 3): (1, 15),
     ("FULLY_CONNECTED", 5): (2, 0),
     ("FULLY_CONNECTED", 6): (2, 1),
     ("CONV_2D", 6): (2, 9),

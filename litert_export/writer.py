@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from litert_export import schema, versions
-from litert_export.graph import Graph, Op, Value
+from litert_export.graph import Graph, Op, Quantization, Value
 
 ALIGNMENT = 16
 INLINE_LIMIT = (1 << 31) - (1 << 26)  # the flatbuffer format ends at 2 GiB; leave room for the rest
@@ -37,7 +37,7 @@ class _Buffers:
         if address in self._by_address:
             return self._by_address[address]
         # A zero-size constant still needs a buffer with data, else it reads as "not constant".
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        flat = _bytes(array)
         digest = hashlib.blake2b(flat.data, digest_size=20).digest()
         digest += flat.nbytes.to_bytes(8, "little")
         number = self._by_content.get(digest)
@@ -51,6 +51,16 @@ class _Buffers:
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes + ALIGNMENT for a in self.arrays if a is not None)
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array as it lies in a file; of two int4 in a byte the first is the low half."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if array.dtype.name != "int4":
+        return flat.view(np.uint8)
+    halves = flat.astype(np.int8).view(np.uint8) & 15
+    halves = np.concatenate([halves, np.zeros(halves.size % 2, np.uint8)])
+    return halves[::2] | halves[1::2] << 4
 
 
 class _ModelWriter:
@@ -89,7 +99,16 @@ class _ModelWriter:
         tensor.buffer = 0 if value.data is None else self.buffers.add(value.data)
         tensor.hasRank = True
         tensor.isVariable = value.variable
+        if value.quantization is not None:
+            tensor.quantization = self._quantization(value.quantization)
         return tensor
+
+    def _quantization(self, given: Quantization) -> Any:
+        made = self.module.QuantizationParametersT()
+        made.scale = np.asarray(given.scale, np.float32)
+        made.zeroPoint = np.asarray(given.zero_point, np.int64)
+        made.quantizedDimension = given.axis
+        return made
 
     def _operator(self, op: Op, numbers: dict[int, int], inner: dict[int, int]) -> Any:
         result = self.module.OperatorT()

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from torch_tpu_unified import agreement, files, programs
+from torch_tpu_unified import agreement, closeness, files, programs
 from torch_tpu_unified.agreement import Agreement
+from torch_tpu_unified.calibration import of_programs
+from torch_tpu_unified.closeness import Closeness
 from torch_tpu_unified.core.errors import NotYetAvailable, OptionError, VerificationError, not_yet
 from torch_tpu_unified.programs import Program
 from torch_tpu_unified.tables import readable_bytes
@@ -39,7 +41,9 @@ class Report:
         parameters: elements of all constants.
         size: of the file in bytes.
         signatures: name -> (input names, output names).
-        verified: signature -> the comparison with PyTorch; empty when it was not asked for.
+        verified: signature -> the comparison with PyTorch; empty when it was not asked for. Of a
+            quantised file it tells similarity, which decides nothing.
+        quantized: signature -> mode, samples, what stayed in float32, warnings; empty in float32.
     """
 
     seconds: dict[str, float]
@@ -47,7 +51,8 @@ class Report:
     parameters: int
     size: int
     signatures: dict[str, tuple[list[str], list[str]]]
-    verified: dict[str, Agreement]
+    verified: dict[str, Agreement | Closeness]
+    quantized: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -60,6 +65,11 @@ class Report:
             f"{readable_bytes(self.size)}, {self.parameters:,} parameters, {count} operators: "
             + ", ".join(f"{op} {n}" for op, n in sorted(self.operators.items()))
         ]
+        for name, told in self.quantized.items():
+            left = ", ".join(f"{code} ({made})" for code, made in told.float_ops) or "nothing"
+            samples = f", {told.samples} calibration samples" if told.samples else ""
+            lines.append(f"{name}: {told.mode}{samples}; left in float32: {left}")
+            lines += [f"  warning: {text}" for text in told.warnings]
         for name, table in self.verified.items():
             lines.append(f"{name}: LiteRT beside PyTorch on the example inputs")
             lines.append(str(table))
@@ -73,6 +83,7 @@ class Report:
         plain["signatures"] = {
             k: {"inputs": i, "outputs": o} for k, (i, o) in self.signatures.items()
         }
+        plain["quantized"] = {k: dataclasses.asdict(q) for k, q in self.quantized.items()}
         plain["verified"] = {k: a.as_json() for k, a in self.verified.items()}
         return plain
 
@@ -105,6 +116,7 @@ def convert(
     to: str = "litert",
     dynamic_shapes: Any = None,
     quantize: Any = None,
+    calibration: Any = None,
     signatures: Mapping[str, Any] | None = None,
     io_layout: str = "nchw",
     verify: bool = True,
@@ -128,6 +140,11 @@ def convert(
             `train`, `text`, `stablehlo_version`.
         dynamic_shapes: sizes that callers of the file may choose, as torch.export takes it; the
             example's are the default ones. The file is verified at three choices of sizes.
+        quantize: `int8`, `int16x8`, `int8-dynamic`, `int8-weight`, `int4-weight`, `float16`, or a
+            `litert_export.quantize.QuantConfig`; None: float32.
+        calibration: for the first two: an iterable of argument tuples (or of dicts of keyword
+            arguments) like the inputs that the model will see; with `signatures` a mapping of their
+            names to such.
         signatures: instead of all three: name -> (module, args), (module, args, kwargs) or an
             ExportedProgram; one file with several entries, equal weights stored once.
         io_layout: `nchw` keeps the shapes of the PyTorch model; `nhwc` makes rank-4 inputs and
@@ -144,37 +161,28 @@ def convert(
         ConversionError: torch.export cannot trace it, or LiteRT cannot express it.
         LoweringError: operators have no lowering; all of them are listed.
         VerificationError: the file's outputs are not PyTorch's.
-        NotYetAvailable: `quantize`, another `to`.
+        NotYetAvailable: another `to`.
     """
     if to in ("stablehlo", "tpu"):
-        litert = (dynamic_shapes, quantize, signatures, input_names, output_names, lowerings)
-        if any(option is not None for option in litert) or io_layout != "nchw":
+        litert = (dynamic_shapes, quantize, calibration, signatures, input_names, output_names)
+        if any(x is not None for x in (*litert, lowerings)) or io_layout != "nchw":
             raise OptionError(f"an option of the LiteRT target was given with to={to!r}")
         from torch_tpu_unified import xla_targets
 
         return xla_targets.convert(
             to, module_or_program, args, kwargs, verify=verify, progress=progress, **later
         )
-    _check_options(to, quantize, io_layout, later)
+    _check_options(to, io_layout, later)
     start = time.perf_counter()
     if progress:
         progress("export", 0, 0)
-    if signatures is None:
-        if module_or_program is None:
-            raise OptionError("give a module and args, an ExportedProgram, or signatures")
-        found = {DEFAULT_SIGNATURE: as_program(module_or_program, args, kwargs, dynamic_shapes)}
-    elif dynamic_shapes is not None:
-        raise OptionError(
-            "dynamic_shapes goes with one module; export those of signatures yourself"
-        )
-    elif module_or_program is not None or args is not None or kwargs:
-        raise OptionError("give either a module with its inputs, or signatures")
-    else:
-        found = {name: _signature(name, given) for name, given in signatures.items()}
+    found = _programs(module_or_program, args, kwargs, dynamic_shapes, signatures)
     seconds = {"export": time.perf_counter() - start}
     return convert_programs(
         found,
         io_layout=io_layout,
+        quantize=quantize,
+        calibration=calibration,
         verify=verify,
         seconds=seconds,
         progress=progress,
@@ -184,14 +192,33 @@ def convert(
     )
 
 
-def _check_options(to: str, quantize: Any, io_layout: str, later: Mapping[str, Any]) -> None:
+def _programs(
+    given: Any,
+    args: Sequence[Any] | None,
+    kwargs: dict[str, Any] | None,
+    dynamic_shapes: Any,
+    signatures: Mapping[str, Any] | None,
+) -> dict[str, Program]:
+    """The programs that `convert` is asked for, by signature."""
+    if signatures is None:
+        if given is None:
+            raise OptionError("give a module and args, an ExportedProgram, or signatures")
+        return {DEFAULT_SIGNATURE: as_program(given, args, kwargs, dynamic_shapes)}
+    if dynamic_shapes is not None:
+        raise OptionError(
+            "dynamic_shapes goes with one module; export those of signatures yourself"
+        )
+    if given is not None or args is not None or kwargs:
+        raise OptionError("give either a module with its inputs, or signatures")
+    return {name: _signature(name, program) for name, program in signatures.items()}
+
+
+def _check_options(to: str, io_layout: str, later: Mapping[str, Any]) -> None:
     check_target(to)
     if to == "tpu-cache":
         raise OptionError("tpu-cache makes no file; call torch_tpu_unified.xla_targets.warm_cache")
     if io_layout not in _LAYOUTS:
         raise OptionError(f"io_layout={io_layout!r} is unknown; one of {', '.join(_LAYOUTS)}")
-    if quantize is not None:
-        raise NotYetAvailable("quantize is not available yet; leave it out for float32")
     for name in later:
         if name not in _LATER:
             raise TypeError(f"convert() got an unexpected keyword argument {name!r}")
@@ -236,6 +263,8 @@ def convert_programs(
     found: Mapping[str, Program],
     *,
     io_layout: str = "nchw",
+    quantize: Any = None,
+    calibration: Any = None,
     verify: bool = True,
     seconds: dict[str, float] | None = None,
     progress: Progress | None = None,
@@ -244,23 +273,29 @@ def convert_programs(
     """Convert programs, one signature each; as `convert`, which prepares them."""
     import litert_export
 
+    if calibration is not None and quantize is None:
+        raise OptionError("calibration without quantize has no use; give quantize='int8'")
+    samples = None if calibration is None else of_programs(found, calibration, io_layout)
     if len(found) == 1 and not options.get("input_names"):
         options["input_names"] = next(iter(found.values())).input_names
     made = litert_export.export(
         {name: p.exported for name, p in found.items()},
         io_layout=io_layout,
+        quantize=quantize,
+        calibration=samples,
         progress=progress,
         **options,
     )
     seconds = {**(seconds or {}), **made.report.seconds}
-    verified = {}
+    verified: dict[str, Agreement | Closeness] = {}
     if verify:
         start = time.perf_counter()
         if progress:
             progress("verify", 0, 0)
         for name, program in found.items():
             outputs = made.report.signatures[name][1]
-            verified[name] = compare_with_file(program, made.model, name, outputs, io_layout)
+            judge = compare_with_file if quantize is None else closeness.of_file
+            verified[name] = judge(program, made.model, name, outputs, io_layout)
         seconds["verify"] = time.perf_counter() - start
     report = Report(
         seconds,
@@ -269,8 +304,11 @@ def convert_programs(
         len(made.model),
         dict(made.report.signatures),
         verified,
+        dict(made.report.quantized),
     )
     for name, table in verified.items():
+        if isinstance(table, Closeness):
+            continue
         agreement.refuse(table, f"the LiteRT file ({name})")
     return Converted(made.model, report)
 

@@ -43,6 +43,8 @@ class LiteRTModel:
             signature: its name; may be left out when the file has one.
             kwargs: inputs by name.
 
+        Floating inputs of a quantised file are quantised; its outputs are then made float32 too.
+
         Returns:
             The output, or a tuple of several in the program's order; CPU tensors.
 
@@ -97,6 +99,9 @@ class LiteRTModel:
             outputs: dict[str, Any] = runner(**inputs)
         except (ValueError, RuntimeError) as error:
             raise InputError(f"LiteRT cannot run {key}: {error}") from error
+        if any(np.dtype(details[n]["dtype"]) != to_numpy(v).dtype for n, v in given.items()):
+            ends = runner.get_output_details()
+            outputs = {name: verify.decoded(y, ends[name]) for name, y in outputs.items()}
         return outputs
 
     def __repr__(self) -> str:
@@ -113,6 +118,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def _array(name: str, value: Any, detail: dict[str, Any]) -> np.ndarray[Any, Any]:
     """The input as the file wants it; only lossless changes of integer width are made."""
     array = np.ascontiguousarray(to_numpy(value)).reshape(np.shape(value))
+    array = verify.encoded(array, detail)
     wanted, shape = np.dtype(detail["dtype"]), tuple(map(int, detail["shape_signature"]))
     fits = len(shape) == array.ndim and all(
         s in (-1, d) for s, d in zip(shape, array.shape, strict=True)

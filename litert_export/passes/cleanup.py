@@ -101,7 +101,8 @@ def _key(op: Op) -> Any:
         for k, v in sorted(op.options.items())
     )
     inputs = tuple(None if v is None else id(v) for v in op.inputs)
-    return op.code, inputs, options, tuple((v.shape, v.dtype) for v in op.outputs)
+    outputs = tuple((v.shape, v.dtype, str(v.quantization)) for v in op.outputs)
+    return op.code, inputs, options, outputs
 
 
 def _repeated(graph: Graph) -> bool:

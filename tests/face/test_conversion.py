@@ -143,7 +143,6 @@ def test_rounding_that_float32_cannot_avoid_is_no_fault(image: torch.Tensor) -> 
 
 def test_what_is_not_there_yet_says_so(net: nn.Module, image: torch.Tensor) -> None:
     for options in (
-        {"quantize": {"mode": "int8"}},
         {"to": "edgetpu"},
         {"max_rank": 4},
         {"int64": "int32"},

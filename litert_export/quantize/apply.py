@@ -1,0 +1,71 @@
+"""The stages of a quantisation, one graph at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from litert_export.graph import Graph
+from litert_export.quantize import calibrate, prepare, scales, static, weights
+from litert_export.quantize.calibrate import Progress, Sample
+from litert_export.quantize.config import QuantConfig
+from torch_tpu_unified.core.errors import ConversionError, OptionError
+
+
+@dataclasses.dataclass
+class Quantized:
+    """What a quantisation did.
+
+    Attributes:
+        mode: of the config.
+        samples: how many calibrated it.
+        float_ops: (operator, value it makes) of what stayed in float32.
+        warnings: sentences for the user.
+    """
+
+    mode: str
+    samples: int = 0
+    float_ops: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+
+def apply(
+    graph: Graph,
+    config: QuantConfig,
+    samples: Iterable[Sample] | None = None,
+    progress: Progress | None = None,
+) -> Quantized:
+    """Quantise a finished float graph in place.
+
+    Args:
+        samples: input arrays in the graph's order and layout; static modes need some.
+        progress: called with (samples done, samples in all).
+
+    Raises:
+        OptionError: a static mode without samples.
+        InputError: a sample does not fit the model.
+        ConversionError: operators have no integer form, or shapes are dynamic.
+    """
+    done = Quantized(config.mode)
+    if not config.is_static:
+        weights.quantize(graph, config, done.warnings)
+        return done
+    if samples is None:
+        raise OptionError(
+            f"quantize={config.mode!r} needs calibration: an iterable of argument tuples like the "
+            "inputs that the model will see (32 to 500 of them)"
+        )
+    if open_sizes := [v.name for v in graph.inputs if v.dynamic]:
+        raise ConversionError(
+            f"{config.mode} needs static shapes; the input {open_sizes[0]} has open sizes: leave "
+            "out dynamic_shapes (--dynamic), or use int8-dynamic"
+        )
+    prepare.run(graph, config.activations)
+    floating = static.float_ops(graph, config)
+    observed = calibrate.observe(graph, samples, config, progress)
+    decided = scales.assign(graph, observed, config, floating)
+    done.samples = observed.samples
+    done.float_ops = [(op.code, op.outputs[0].name) for op in graph.ops if op in floating]
+    done.warnings += decided.warnings
+    static.quantize(graph, decided, config, floating)
+    return done
