@@ -48,6 +48,8 @@ def _prepare() -> None:
             ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
             ("TPU_WORKER_HOSTNAMES", "localhost"),
             ("TPU_MIN_LOG_LEVEL", "3"),
+            # Without chips there is nothing that two processes could not share.
+            ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
         ):
             os.environ.setdefault(name, value)
 

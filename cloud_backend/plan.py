@@ -207,8 +207,6 @@ class Kernel:
                 if any(isinstance(x, Tensor) for x in a):
                     return self._general(args, kwargs)
                 key += (tuple(a), tuple(map(type, a)))
-            elif kind is complex:
-                return self._general(args, kwargs)
             else:
                 key += (kind, a)
         quick_key = tuple(key)

@@ -13,6 +13,12 @@ import torch_tpu_unified as ttu
 from torch_tpu_unified.core.errors import InputError, LoweringError
 
 
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    # Callables that are no functions share one limit of recompiles in Dynamo, over all tests.
+    torch._dynamo.reset()
+
+
 @torch.tpu.pallas.jax_op
 def wave(
     x: jax.Array, shift: jax.Array | None = None, times: int = 1, scale: float = 1.0
