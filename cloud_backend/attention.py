@@ -30,50 +30,20 @@ def register() -> Any:
     return library
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The kernel of `scaled_dot_product_attention`."""
-    if not _fused(query, key, value, attn_mask, enable_gqa):
-        # With the checks and errors that every device shares.
-        composed: Tensor = aten.scaled_dot_product_attention.default.decompose(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-        return composed
-    out: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
-        query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
-    )[0]
+def attention(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+    """The kernel of `scaled_dot_product_attention`; `args`: all that its schema allows by place."""
+    if _fused(*args, enable_gqa=enable_gqa):
+        fused = aten._scaled_dot_product_fused_attention_overrideable.default
+        out: Tensor = fused(*args, scale=scale)[0]
+    else:  # with the checks and errors that every device shares
+        composed = aten.scaled_dot_product_attention.default.decompose
+        out = composed(*args, scale=scale, enable_gqa=enable_gqa)
     return out
 
 
-def choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> int:
+def choice(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> int:
     """The kernel of `_fused_sdp_choice`: a number of `torch.nn.attention.SDPBackend`."""
-    fused = _fused(query, key, value, attn_mask, enable_gqa)
+    fused = _fused(*args, enable_gqa=enable_gqa)
     return int((SDPBackend.OVERRIDEABLE if fused else SDPBackend.MATH).value)
 
 
@@ -81,7 +51,8 @@ def _fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor | None = None,
+    *_: Any,
     enable_gqa: bool,
 ) -> bool:
     """Whether the fused operator computes this call: (batch, heads, length, features), nothing to
@@ -89,7 +60,9 @@ def _fused(
 
     Inside `torch.func` transforms the composition runs: the fused operator has no batching rule.
     """
-    if not torch._C._get_overrideable_sdp_enabled() or query.dim() != 4:
+    if not torch._C._get_overrideable_sdp_enabled():
+        return False
+    if not query.dim() == key.dim() == value.dim() == 4:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -106,7 +79,6 @@ def _fused(
         heads
         and query.is_floating_point()
         and key.dtype == value.dtype == query.dtype
-        and key.dim() == value.dim() == 4
         and q[0] == k[0] == v[0]
         and k[1:3] == v[1:3]
         and q[3] == k[3]

@@ -213,7 +213,7 @@ def _fill(op: OpOverload, target: torch.Tensor, result: torch.Tensor, operands: 
         raise TypeError(f"{op._schema.name}: input types can't be cast to the desired output type")
     refusals.check_cast(result.dtype, target.dtype)
     if result.dtype != target.dtype:
-        refusals.check_out_dtype(op._schema.name, result.dtype, target.dtype)
+        refusals.check_out_dtype(op._schema.name, result.dtype, target.dtype, operands)
     refusals.check_written([target])
     refusals.check_apart(target, operands)
     if target.shape != result.shape:

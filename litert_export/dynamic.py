@@ -100,10 +100,7 @@ def _within(low: int, high: int, count: int, turn: int) -> list[int]:
 
 def _usual(program: ExportedProgram) -> dict[Any, int]:
     """The sizes that the program was exported with."""
-    try:
-        example = program.example_inputs
-    except Exception:  # torch raises several kinds where a loaded program holds none
-        example = None
+    example = program.example_inputs
     if example is None:
         return {}
     tensors = [t for t in pytree.tree_leaves(example) if isinstance(t, torch.Tensor)]

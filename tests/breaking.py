@@ -56,6 +56,10 @@ def damage(half: str, name: str) -> None:
     table.entries[op] = dataclasses.replace(entry, function=broken)
 
 
+# Their values mean nothing, so none is wrong.
+UNDEFINED = {"aten.empty.memory_format", "aten.empty_strided.default"}
+
+
 def _first(results: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(results, (tuple, list)):
         changed = [*results]
@@ -90,6 +94,7 @@ def _selections(half: str, name: str) -> Iterator[list[str]]:
         tests = _reaching(name)
         if tests:
             yield [f"{suite}::{test}" for test in tests]
+        yield ["tests/cloud/test_graph_operators.py"]
         yield ["tests/cloud"]
     else:
         yield [suite, "-k", name.split(".")[1].strip("_")]
@@ -141,7 +146,7 @@ def main() -> int:
     options = parser.parse_args()
     missed = []
     for half in SUITES:
-        names = sorted(str(op) for op in _table(half))
+        names = sorted({str(op) for op in _table(half)} - UNDEFINED)
         for name in random.Random(options.seed).sample(names, options.samples):
             seen = noticed(half, name)
             print(f"{half:7} {name:50} {'a test fails' if seen else 'NOT NOTICED'}", flush=True)

@@ -7,7 +7,7 @@ function that gives an iterable of argument tuples.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +22,12 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _ARRAYS = (".npy", ".npz")
 
 
-def arrays(program: Program, sample: Any, io_layout: str) -> list[np.ndarray[Any, Any]]:
-    """One sample as the arrays that the file takes.
+def of_programs(found: Mapping[str, Program], calibration: Any) -> dict[str, list[Program]]:
+    """Signature -> its program with each sample in the place of the example inputs.
 
     Args:
-        sample: a tuple or list of arguments, a dict of keyword arguments, or a single tensor.
-
-    Raises:
-        InputError: it has not the structure of the example inputs.
-    """
-    if isinstance(sample, Mapping):
-        changed = dataclasses.replace(program, args=(), kwargs={**program.kwargs, **sample})
-    elif isinstance(sample, (tuple, list)):
-        changed = dataclasses.replace(program, args=tuple(sample))
-    else:
-        changed = dataclasses.replace(program, args=(sample,))
-    found = [agreement.to_numpy(t) for t in _tensors(changed)]
-    if io_layout == "nhwc":
-        found = [x.transpose(0, 2, 3, 1) if x.ndim == 4 else x for x in found]
-    return found
-
-
-def _tensors(program: Program) -> list[torch.Tensor]:
-    given = torch.utils._pytree.tree_map_only(np.ndarray, torch.from_numpy, program.args)
-    named = torch.utils._pytree.tree_map_only(np.ndarray, torch.from_numpy, program.kwargs)
-    return dataclasses.replace(program, args=given, kwargs=named).flat_inputs()
-
-
-def of_programs(
-    found: Mapping[str, Program], calibration: Any, io_layout: str
-) -> dict[str, Iterator[list[np.ndarray[Any, Any]]]]:
-    """Signature -> its samples; one program takes them as they are, several by name.
+        calibration: an iterable of samples, each a tuple or list of arguments, a dict of keyword
+            arguments, or a single tensor; for several programs a mapping of their names to such.
 
     Raises:
         OptionError: `calibration` has not that form.
@@ -64,22 +39,32 @@ def of_programs(
         given = dict.fromkeys(found, calibration)
     if missing := [name for name in found if name not in given]:
         raise OptionError(f"calibration has no samples for {', '.join(missing)}")
-    result = {}
-    for name, program in found.items():
-        samples = given[name]
+    for samples in given.values():
         if isinstance(samples, torch.Tensor) or not isinstance(samples, Iterable):
             raise OptionError(
                 f"calibration is a {type(samples).__name__}; give an iterable of argument tuples"
             )
-        result[name] = _each(program, samples, io_layout)
-    return result
+    return {name: [_with(program, s) for s in given[name]] for name, program in found.items()}
 
 
-def _each(
-    program: Program, samples: Iterable[Any], io_layout: str
-) -> Iterator[list[np.ndarray[Any, Any]]]:
-    for sample in samples:
-        yield arrays(program, sample, io_layout)
+def _with(program: Program, sample: Any) -> Program:
+    sample = torch.utils._pytree.tree_map_only(np.ndarray, torch.from_numpy, sample)
+    if isinstance(sample, Mapping):
+        return dataclasses.replace(program, args=(), kwargs={**program.kwargs, **sample})
+    args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+    return dataclasses.replace(program, args=args)
+
+
+def arrays(program: Program, io_layout: str) -> list[np.ndarray[Any, Any]]:
+    """The inputs of a program as the arrays that its file takes.
+
+    Raises:
+        InputError: they have not the structure that the program was exported with.
+    """
+    found = [agreement.to_numpy(t) for t in program.flat_inputs()]
+    if io_layout == "nhwc":
+        found = [x.transpose(0, 2, 3, 1) if x.ndim == 4 else x for x in found]
+    return found
 
 
 def load(given: str, program: Program) -> list[tuple[Any, ...]]:

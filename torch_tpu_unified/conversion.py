@@ -17,8 +17,8 @@ import torch
 from torch.export import ExportedProgram
 
 from torch_tpu_unified import agreement, closeness, files, programs
+from torch_tpu_unified import calibration as calibrating
 from torch_tpu_unified.agreement import Agreement
-from torch_tpu_unified.calibration import of_programs
 from torch_tpu_unified.closeness import Closeness
 from torch_tpu_unified.core.errors import NotYetAvailable, OptionError, VerificationError, not_yet
 from torch_tpu_unified.programs import Program
@@ -71,7 +71,9 @@ class Report:
             lines.append(f"{name}: {told.mode}{samples}; left in float32: {left}")
             lines += [f"  warning: {text}" for text in told.warnings]
         for name, table in self.verified.items():
-            lines.append(f"{name}: LiteRT beside PyTorch on the example inputs")
+            quantised = isinstance(table, Closeness) and self.quantized[name].samples
+            on = "the first calibration sample" if quantised else "the example inputs"
+            lines.append(f"{name}: LiteRT beside PyTorch on {on}")
             lines.append(str(table))
         if not self.verified:
             lines.append("not verified")
@@ -149,7 +151,8 @@ def convert(
             ExportedProgram; one file with several entries, equal weights stored once.
         io_layout: `nchw` keeps the shapes of the PyTorch model; `nhwc` makes rank-4 inputs and
             outputs channels-last.
-        verify: run the file in the LiteRT interpreter beside PyTorch on the example inputs.
+        verify: run the file in the LiteRT interpreter beside PyTorch on the example inputs, a
+            calibrated file on its first sample.
         input_names, output_names: names in the file's signature; default: those of `forward`'s
             parameters, and the keys of a dict result or `output`, `output_0`, `output_1`, ….
         lowerings: operator overload -> function, for operators of your own.
@@ -275,14 +278,20 @@ def convert_programs(
 
     if calibration is not None and quantize is None:
         raise OptionError("calibration without quantize has no use; give quantize='int8'")
-    samples = None if calibration is None else of_programs(found, calibration, io_layout)
+    samples, arrays = None, None
+    if calibration is not None:
+        samples = calibrating.of_programs(found, calibration)
+        arrays = {
+            name: [calibrating.arrays(p, io_layout) for p in given]
+            for name, given in samples.items()
+        }
     if len(found) == 1 and not options.get("input_names"):
         options["input_names"] = next(iter(found.values())).input_names
     made = litert_export.export(
         {name: p.exported for name, p in found.items()},
         io_layout=io_layout,
         quantize=quantize,
-        calibration=samples,
+        calibration=arrays,
         progress=progress,
         **options,
     )
@@ -295,7 +304,9 @@ def convert_programs(
         for name, program in found.items():
             outputs = made.report.signatures[name][1]
             judge = compare_with_file if quantize is None else closeness.of_file
-            verified[name] = judge(program, made.model, name, outputs, io_layout)
+            # Example inputs may be random numbers, outside the ranges that calibration saw.
+            shown = samples[name][0] if samples and samples[name] else program
+            verified[name] = judge(shown, made.model, name, outputs, io_layout)
         seconds["verify"] = time.perf_counter() - start
     report = Report(
         seconds,
@@ -308,8 +319,9 @@ def convert_programs(
     )
     for name, table in verified.items():
         if isinstance(table, Closeness):
-            continue
-        agreement.refuse(table, f"the LiteRT file ({name})")
+            closeness.refuse(table, f"the quantised LiteRT file ({name})")
+        else:
+            agreement.refuse(table, f"the LiteRT file ({name})")
     return Converted(made.model, report)
 
 

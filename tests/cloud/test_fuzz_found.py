@@ -6,6 +6,7 @@ storages are compared (`tests/fuzz/program.py`).
 
 import pytest
 
+from tests.fuzz.compare import Difference
 from tests.fuzz.program import Program, Step
 
 X = "v1 = torch.tensor([1.0, -2.0, 3.0, 0.0, 5.0, -4.0]).to(dev, copy=True)"
@@ -84,6 +85,11 @@ MEMORY = {
 
 # Strides of results, numbers that come back.
 RESULTS = {
+    "absolute values of complex numbers in a complex out=": (
+        C,
+        "v2 = torch.zeros(3, dtype=torch.complex64, device=dev)",
+        "torch.abs(v1, out=v2)",
+    ),
     "nonzero is laid out by dimension": (M, "v2 = v1.nonzero()", "v3 = v1.sum().nonzero()"),
     "complex numbers, twice": (C, "v1.add_(1j)", "v1.add_(1j)", "v1.add_(2j)"),
     "nan_to_num of complex numbers": (
@@ -194,9 +200,44 @@ REFUSALS = {
         "torch.neg(v1, out=v1.double())",
         "torch.clamp(v1, 0, 1, out=v1.double())",
         "torch.abs(v1, out=v1.double())",
+        "torch.abs(v1, out=torch.zeros(6, dtype=torch.complex64, device=dev))",
     ),
     "mean of integers": (I, "v2 = v1.mean()", "v2 = v1.mean(3)"),
 }
+
+# Known differences. Those about values on the device would each need to wait for them.
+LIMITATIONS = {
+    "logical operators of types that do not promote": (
+        C,
+        "v1.logical_and_(torch.ones(3, dtype=torch.uint16, device=dev))",
+    ),
+    "index_select out of range": (X, "v2 = v1.index_select(0, torch.tensor([9]).to(dev))"),
+    "a mask of more places than there are values": (
+        X,
+        "v1.masked_scatter_(torch.ones(6, dtype=torch.bool, device=dev), v1[:2].clone())",
+    ),
+    "the version of a gradient through an empty view": (
+        "v1 = torch.ones((), device=dev, requires_grad=True)",
+        "v1.as_strided((0,), (1,), 0).sum().backward()",
+        "v2 = v1.grad",
+    ),
+    "index_put_ into a tensor that repeats elements": (
+        "v1 = torch.zeros(1, device=dev).expand(3)",
+        "v1[torch.tensor([0, 1]).to(dev)] = torch.ones(2, device=dev)",
+    ),
+    "products of types that do not mix": (
+        "v1 = torch.ones(2, 2, device=dev)",
+        "v2 = v1.to(torch.float8_e5m2) @ v1.double()",
+    ),
+}
+
+
+@pytest.mark.xfail(strict=True, raises=Difference, reason="a known difference from the CPU")
+@pytest.mark.parametrize("name", LIMITATIONS)
+def test_limitation(name):
+    program = Program()
+    for line in LIMITATIONS[name]:
+        program.run(Step(line))
 
 
 @pytest.mark.parametrize("name", [*MEMORY, *RESULTS, *REFUSALS])

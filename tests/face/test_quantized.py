@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from torch import nn
 
 import torch_tpu_unified as ttu
 from torch_tpu_unified import calibration, programs
-from torch_tpu_unified.core.errors import ConversionError, InputError, OptionError
+from torch_tpu_unified.core.errors import (
+    ConversionError,
+    InputError,
+    OptionError,
+    VerificationError,
+)
 
 
 class Two(nn.Module):
@@ -121,3 +127,27 @@ def test_wrong_requests() -> None:
             net, (x.repeat(2, 1),), quantize="int8", calibration=[(x.repeat(2, 1),)],
             dynamic_shapes=open_size,
         )  # fmt: skip
+
+
+class Overflows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x * 400)
+
+
+def test_a_file_that_is_no_longer_the_model_is_refused() -> None:
+    samples = [(torch.rand(1, 8) + 0.5,) for _ in range(4)]
+    convert: Any = functools.partial(
+        ttu.convert, Overflows(), samples[0], quantize="int8", calibration=samples
+    )
+    with pytest.raises(VerificationError, match=r"(?s)not finite.*--no-verify"):
+        convert()
+    assert convert(verify=False).model
+
+
+def test_it_is_judged_on_data_like_that_it_was_calibrated_with() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    near = [(torch.rand(1, 8) / 50,) for _ in range(8)]
+    made = ttu.convert(model, (torch.randn(1, 8) * 100,), quantize="int8", calibration=near)
+    assert made.report.verified["serving_default"].cosine > 0.99
+    assert "on the first calibration sample" in str(made.report)
