@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from litert_export.graph import Graph
-from litert_export.quantize import calibrate, prepare, scales, static, weights
+from litert_export.quantize import calibrate, prepare, regions, scales, static, weights
 from litert_export.quantize.calibrate import Progress, Sample
 from litert_export.quantize.config import QuantConfig
 from torch_tpu_unified.core.errors import ConversionError, OptionError
@@ -61,11 +61,12 @@ def apply(
             "out dynamic_shapes (--dynamic), or use int8-dynamic"
         )
     prepare.run(graph, config.activations)
-    floating = static.float_ops(graph, config)
+    found = regions.find(graph, static.named_ops(graph, config))
+    floating = static.float_ops(graph, config, found)
     observed = calibrate.observe(graph, samples, config, progress)
-    decided = scales.assign(graph, observed, config, floating)
+    decided = scales.assign(graph, observed, config, floating | found.inside, set(found.of))
     done.samples = observed.samples
     done.float_ops = [(op.code, op.outputs[0].name) for op in graph.ops if op in floating]
     done.warnings += decided.warnings
-    static.quantize(graph, decided, config, floating)
+    static.quantize(graph, decided, config, floating, found)
     return done

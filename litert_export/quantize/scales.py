@@ -9,7 +9,7 @@ in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import numpy as np
 
@@ -250,10 +250,17 @@ def _covers(fixed: Quantization, r: Range, dtype: str) -> bool:
     return bool(low - step <= r.low and r.high <= high + step)
 
 
-def assign(graph: Graph, observed: Observed, config: QuantConfig, floating: set[Op]) -> Scales:
+def assign(
+    graph: Graph,
+    observed: Observed,
+    config: QuantConfig,
+    floating: set[Op],
+    tabled: Set[Op] = frozenset(),
+) -> Scales:
     """Scales for the float values of a graph.
 
     Args:
-        floating: ops that stay in float32.
+        floating: ops that are no integer ops of their own.
+        tabled: ops whose results a table gives, at any scale.
     """
-    return _Assignment(graph, observed, config, floating).run()
+    return _Assignment(graph, observed, config, floating | tabled).run()

@@ -17,22 +17,32 @@ from litert_export.graph import Graph, Op, Quantization, Value
 from litert_export.passes import cleanup
 from litert_export.quantize import params, traits
 from litert_export.quantize.config import QuantConfig
+from litert_export.quantize.regions import Regions
 from litert_export.quantize.scales import Scales
 from torch_tpu_unified.core.errors import ConversionError
 
 
-def float_ops(graph: Graph, config: QuantConfig) -> set[Op]:
+def named_ops(graph: Graph, config: QuantConfig) -> set[Op]:
+    """The ops that stay in float32 because the user named them."""
+    if not config.float_layers:
+        return set()
+    touched = (op for op in graph.ops if traits.touches_float(op))
+    return {op for op in touched if _named(op, config.float_layers)}
+
+
+def float_ops(graph: Graph, config: QuantConfig, regions: Regions) -> set[Op]:
     """The ops that stay in float32: those that the user named, and those that have to.
 
     Raises:
         ConversionError: ops have no integer form, all of them, and `allow_float` is not set.
     """
     touched = [op for op in graph.ops if traits.touches_float(op)]
-    chosen = {op for op in touched if _named(op, config.float_layers)}
+    chosen = named_ops(graph, config)
+    tabled = regions.inside | set(regions.of)
     missing = [
         op
         for op in touched
-        if op not in chosen and not traits.has_integer_form(op, config.activations)
+        if op not in chosen | tabled and not traits.has_integer_form(op, config.activations)
     ]
     if missing and not config.allow_float:
         lines = [f"{config.mode}: operators without an integer form"]
@@ -55,9 +65,15 @@ def _named(op: Op, patterns: tuple[str, ...]) -> bool:
 
 class _Writer:
     def __init__(
-        self, graph: Graph, scales: Scales, config: QuantConfig, floating: set[Op]
+        self,
+        graph: Graph,
+        scales: Scales,
+        config: QuantConfig,
+        floating: set[Op],
+        regions: Regions,
     ) -> None:
         self.graph, self.scales, self.config, self.floating = graph, scales, config, floating
+        self.regions = regions
         self.dtype = config.activations
         self.integers: dict[Value, Value] = {}
         self.floats: dict[Value, Value] = {}
@@ -68,6 +84,8 @@ class _Writer:
         self.graph.inputs = [self._input(v) for v in self.graph.inputs]
         for op in old:
             self.graph.scope, self.graph.source = op.outputs[0].name, op.source
+            if op in self.regions.inside:
+                continue
             if not traits.touches_float(op):
                 self.graph.ops.append(op)
             elif op in self.floating:
@@ -193,13 +211,16 @@ class _Writer:
         self.floats.update({v: v for v in op.outputs if v.dtype == "float32"})
 
     def _integer(self, op: Op) -> None:
-        found = traits.function(op, self.dtype)
-        if found is not None:
-            self._table(op, *found)
+        if op in self.regions.of:
+            self._table(op, *self.regions.of[op])
+        elif (found := traits.function(op, self.dtype)) is not None:
+            self._table(op, op.inputs[found[0]], found[1])
         elif op.code == "CAST":
             self._cast(op)
         elif op.code in traits.WEIGHTED:
             self._weighted(op)
+        elif op.code in traits.COMPARE:
+            self._compare(op)
         else:
             inputs = [self.operand(op, i) for i in range(len(op.inputs))]
             if op.code == "DIV":
@@ -267,12 +288,34 @@ class _Writer:
         self.graph.ops.append(Op(code, [y, least], [made], {}, op.source))
         return made
 
+    def _compare(self, op: Op) -> None:
+        """At one scale in int32: the kernels of 8 bits stop the program on scales above 1."""
+        variables = [v for v in op.inputs if v is not None and v.data is None]
+        widest = max((self.scales.of[v] for v in variables), key=lambda q: float(q.scale[0]))
+        inputs: list[Value | None] = []
+        for v in op.inputs:
+            assert v is not None
+            if v.data is not None:
+                steps = np.rint(v.data.astype(np.float64) / float(widest.scale[0]))
+                steps = np.nan_to_num(steps) + float(widest.zero_point[0])
+                low, high = params.LIMITS["int32"]
+                inputs.append(self.graph.const(np.clip(steps, low, high).astype(np.int32)))
+                continue
+            x = self.integer(v)
+            if str(x.quantization) != str(widest):
+                made = self.value(v, widest)
+                made.name = self.graph.unique(f"{v.name}/rescaled")
+                self.graph.ops.append(Op("QUANTIZE", [x], [made], {}, op.source))
+                x = made
+            inputs.append(self.graph.cast(x, "int32"))
+        self.graph.ops.append(Op(op.code, inputs, op.outputs, op.options, op.source))
+
     def _cast(self, op: Op) -> None:
         x, out = op.inputs[0], op.outputs[0]
         assert x is not None
         if x.dtype == "float32" and x.data is None:
             kind = schema.numpy_dtype(out.dtype)
-            self._table(op, 0, lambda a: (a != 0) if kind.kind == "b" else np.trunc(a))
+            self._table(op, x, lambda a: (a != 0) if kind.kind == "b" else np.trunc(a))
         elif x.dtype == "bool":
             options = {"in_data_type": "bool", "out_data_type": self.dtype}
             self._append(dataclasses.replace(op, options=options), [x])
@@ -282,9 +325,9 @@ class _Writer:
             whole.quantization = whole.quantization or params.one(1.0)
             self._append(dataclasses.replace(op, code="QUANTIZE", options={}), [whole])
 
-    def _table(self, op: Op, position: int, function: traits.Function) -> None:
+    def _table(self, op: Op, v: Value | None, function: traits.Function) -> None:
         """x -> the row of a table that belongs to its integer; exact but for the rounding."""
-        v, out = op.inputs[position], op.outputs[0]
+        out = op.outputs[0]
         assert v is not None
         x = self.integer(v)
         assert x.quantization is not None
@@ -322,14 +365,17 @@ def _with_room(w: Quantization, x: Quantization, bias: params.Array) -> Quantiza
     return Quantization(scale, w.zero_point, w.axis)
 
 
-def quantize(graph: Graph, scales: Scales, config: QuantConfig, floating: set[Op]) -> Graph:
+def quantize(
+    graph: Graph, scales: Scales, config: QuantConfig, floating: set[Op], regions: Regions
+) -> Graph:
     """Rewrite a float graph to integers in place; returns it.
 
     Args:
         scales: of `scales.assign` for the same graph.
         floating: ops that stay in float32, of `float_ops`.
+        regions: what becomes tables, of `regions.find`.
 
     Raises:
         ConversionError: an op's operands have no integer form.
     """
-    return _Writer(graph, scales, config, floating).run()
+    return _Writer(graph, scales, config, floating, regions).run()

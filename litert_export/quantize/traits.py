@@ -4,7 +4,8 @@
     fixed     the result's scale is the kernel's (params.FIXED)
     same      data and results share one scale: the kernel moves or picks integers
     weighted  constant symmetric weights, and a bias at the product of two scales
-    compare   operands of any scale, a result that is no number
+    compare   two operands, taken to one scale; a result that is no number
+    pick      an operand of any scale, a result that is an index
     table     an elementwise function of one operand: becomes a look-up of its 256 results
 
 Operands that are no floating data (axes, paddings, indices, conditions) are left alone everywhere.
@@ -43,8 +44,9 @@ WEIGHTED: dict[str, tuple[int, int, int, int]] = {
     "TRANSPOSE_CONV": (0, 1, 2, 3),
 }
 COMPARE = frozenset({
-    "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "ARG_MAX", "ARG_MIN",
+    "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL",
 })  # fmt: skip
+PICK = frozenset({"ARG_MAX", "ARG_MIN"})
 # Kernels that int8 has and int16 has not.
 NO_INT16 = frozenset({
     "HARD_SWISH", "GELU", "ELU", "EXP", "LOG", "RSQRT", "ABS", "RELU_N1_TO_1", "LOG_SOFTMAX",
@@ -62,7 +64,7 @@ def _gelu(options: dict[str, Any]) -> Function:
     return lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2)))
 
 
-_FUNCTIONS: dict[str, Callable[[dict[str, Any]], Function]] = {
+FUNCTIONS: dict[str, Callable[[dict[str, Any]], Function]] = {
     "SQUARE": lambda o: np.square,
     "SQRT": lambda o: np.sqrt,
     "RSQRT": lambda o: lambda x: 1 / np.sqrt(x),
@@ -82,7 +84,7 @@ _FUNCTIONS: dict[str, Callable[[dict[str, Any]], Function]] = {
     "RELU_0_TO_1": lambda o: lambda x: np.clip(x, 0, 1),
     "RELU_N1_TO_1": lambda o: lambda x: np.clip(x, -1, 1),
 }
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "POW": np.power,
     "DIV": np.divide,
     "ATAN2": np.arctan2,
@@ -104,16 +106,16 @@ def function(op: Op, dtype: str) -> tuple[int, Function] | None:
     has_kernel = op.code in FREE and not (dtype == "int16" and op.code in NO_INT16)
     if has_kernel and op.code != "DIV":
         return None
-    if op.code in _FUNCTIONS:
-        return 0, _FUNCTIONS[op.code](op.options)
-    if op.code not in _BINARY:
+    if op.code in FUNCTIONS:
+        return 0, FUNCTIONS[op.code](op.options)
+    if op.code not in BINARY:
         return None
     variable = [i for i in data_inputs(op) if op.inputs[i].data is None]  # type: ignore[union-attr]
     constant = [v for v in op.inputs if v is not None and v.data is not None]
     if len(variable) != 1 or len(constant) != 1 or constant[0].size != 1:
         return None
     assert constant[0].data is not None
-    c, f = float(constant[0].data.reshape(-1)[0]), _BINARY[op.code]
+    c, f = float(constant[0].data.reshape(-1)[0]), BINARY[op.code]
     return variable[0], (lambda x: f(x, c)) if variable[0] == 0 else (lambda x: f(c, x))
 
 
@@ -129,4 +131,6 @@ def has_integer_form(op: Op, dtype: str) -> bool:
         return True
     if dtype == "int16" and op.code in NO_INT16:
         return False
-    return op.code in FREE | FIXED | SAME | COMPARE or op.code in WEIGHTED or op.code == "CAST"
+    return (
+        op.code in FREE | FIXED | SAME | COMPARE | PICK or op.code in WEIGHTED or op.code == "CAST"
+    )

@@ -122,6 +122,14 @@ OPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool, float]] = {
             torch.neg,
             torch.square,
             F.softplus,
+            F.mish,
+            F.logsigmoid,
+            F.softsign,
+            F.selu,
+            F.celu,
+            torch.sinh,
+            torch.asinh,
+            torch.erf,
         )
     },
     **{
@@ -147,6 +155,18 @@ OPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool, float]] = {
         30,
     ),
     "chosen": (lambda: Apply(lambda x: torch.where(x > 0.2, x, -0.5)), ROWS, False, 18),
+    "compared": (
+        lambda: Apply(lambda x: torch.where(x.cumsum(1) > x.flip(1), x * 900, x.square() * 700)),
+        ROWS,
+        False,
+        12,
+    ),
+    "compared with numbers far away": (
+        lambda: Apply(lambda x: torch.where((x < 1e6) & (x * 500 != 3e9) & (x > -7), x, -x)),
+        ROWS,
+        False,
+        30,
+    ),
     "shapes": (
         lambda: Apply(lambda x: F.pad(x.permute(1, 0, 2)[1:, :, ::2], (1, 2)).repeat(2, 1, 1)),
         ROWS,
@@ -156,28 +176,33 @@ OPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool, float]] = {
 }
 
 
-OPS["mish"] = (lambda: Apply(F.mish), ROWS, False, 30)
-LIMITED = {"mish": "its exponentials are rounded to 8 bits one after the other"}
-NAMES = [
-    pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=LIMITED[n])) if n in LIMITED else n
-    for n in OPS
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 def test_int8_of_each_kind_of_layer(name: str) -> None:
     make, shape, positive, floor = OPS[name]
     torch.manual_seed(3)
     module, xs = make().eval(), draws(*shape, positive=positive)
     made = quantized(module, xs, "int8")
     assert not floats(made.graphs[NAME])
-    assert "QUANTIZE" not in made.report.ops or name in ("joined",)
+    assert "QUANTIZE" not in made.report.ops or name in ("joined", "compared")
     (x,) = xs[:1]
     right = wide(module, x)
     for xnnpack in (True, False):
         found = verify.run(made.model, [x.numpy()], xnnpack=xnnpack, real=True)
         levels = [sqnr(a, b) for a, b in zip(found, right, strict=True)]
         assert min(levels) >= floor, (xnnpack, levels)
+
+
+@pytest.mark.parametrize("name", ["compared", "chosen", "clamp", "mish", "erf", "gelu", "linear"])
+def test_int16_activations(name: str) -> None:
+    make, shape, positive, _ = OPS[name]
+    torch.manual_seed(3)
+    module, xs = make().eval(), draws(*shape, positive=positive)
+    made = quantized(module, xs, "int16x8")
+    assert not floats(made.graphs[NAME])
+    (right,) = wide(module, xs[0])
+    for xnnpack in (True, False):
+        (found,) = verify.run(made.model, [xs[0].numpy()], xnnpack=xnnpack, real=True)
+        assert sqnr(found, right) >= 35, (xnnpack, sqnr(found, right))
 
 
 NET = {
