@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloud_backend import control_flow
+from cloud_backend import control_flow, fake_shapes
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -70,8 +70,28 @@ def _allow_recurrent_layers(module: Any) -> None:
     recurrent_layers.allow_in_dynamo(module)
 
 
+def _count_steps_on_tpu(module: Any) -> None:
+    """Dynamo has optimisers keep their counts of steps beside the parameters, on the GPUs it knows.
+
+    On the host, each count would be a copy in each direction, at each step.
+    """
+    theirs = module.OptimizerVariable._set_capturable
+
+    def _set_capturable(self: Any, tx: Any) -> Any:
+        for group in self.value.param_groups:
+            parameters = group.get("params", [])
+            fresh = all(p not in self.value.state for p in parameters)
+            if "capturable" in group and fresh and all(p.device.type == "tpu" for p in parameters):
+                group["capturable"] = True
+        return theirs(self, tx)
+
+    module.OptimizerVariable._set_capturable = _set_capturable
+
+
 def install() -> None:
     """Arrange for the packages that need it."""
     after_import("accelerate.state", _accelerate_state)
     after_import("torch._dynamo.variables.builder", _allow_recurrent_layers)
+    after_import("torch._dynamo.variables.optimizer", _count_steps_on_tpu)
+    after_import("torch._subclasses.fake_impls", fake_shapes.install)
     after_import("torch.nn.attention.flex_attention", control_flow.allow_flex_attention)

@@ -14,9 +14,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from cloud_backend import compile as graphs
 from cloud_backend import dispatch, plan, rng, runtime
+from cloud_backend.compile import decompositions
 from cloud_backend.dtypes import to_jax
+from cloud_backend.interpret import all_nodes, interpret, is_random, known_operators
 from torch_tpu_unified.core.errors import ConversionError, LoweringError, OptionError
 from torch_tpu_unified.core.report import as_text, missing_operators
 
@@ -43,12 +44,12 @@ class PureProgram:
     def __init__(self, exported: ExportedProgram) -> None:
         dispatch.boot()
         _check_static(exported)
-        lowered = exported.run_decompositions(dict(graphs.decompositions()))
+        lowered = exported.run_decompositions(dict(decompositions()))
         self.module = lowered.graph_module
-        missing = missing_operators(graphs.all_nodes(self.module), graphs.known_operators())
+        missing = missing_operators(all_nodes(self.module), known_operators())
         if missing:
             raise LoweringError(f"tpu: cannot compile this program\n{as_text(missing)}")
-        self.random = any(graphs.is_random(n) for n in graphs.all_nodes(self.module))
+        self.random = any(is_random(n) for n in all_nodes(self.module))
         signature = lowered.graph_signature
         self.weights: dict[str, torch.Tensor] = {}
         self.inputs: list[str] = []
@@ -87,7 +88,7 @@ class PureProgram:
         for node, (kind, what) in zip(self._placeholders, self._places, strict=True):
             source: Any = weights if kind == "weight" else inputs
             environment[node] = what if kind == "constant" else source[what]
-        graphs.interpret(self.module, environment, None if seed is None else rng.key(seed))
+        interpret(self.module, environment, None if seed is None else rng.key(seed))
         return [self._result(r, environment) for r in self._results]
 
     def _result(self, result: Any, environment: dict[torch.fx.Node, Any]) -> Any:

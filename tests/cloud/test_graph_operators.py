@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from cloud_backend import kernels, ops
-from cloud_backend.compile import CompiledGraph
+from cloud_backend.compiled_graph import CompiledGraph
 from torch_tpu_unified.core import schema
 
 aten = torch.ops.aten
@@ -107,7 +107,7 @@ def test_graph_of_one_operator(op: Any) -> None:
         program, inputs = _program(op, call)
         wanted = op(*call)
         wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
-        found = [t.cpu() for t in program(*inputs)]
+        found = [t.cpu() for t in program(inputs)]
         assert len(found) == len(wanted)
         for a, b in zip(found, wanted, strict=True):
             assert a.dtype == b.dtype and a.shape == b.shape

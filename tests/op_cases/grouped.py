@@ -35,6 +35,23 @@ def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch
     return torch.ops.aten._grouped_mm(x, weight, ends).float()
 
 
+def _product(x: torch.Tensor, mat2: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.aten._grouped_mm(x, mat2, ends)
+
+
+def _made(*shapes: tuple[int, ...], ends: list[int] | None = None) -> tuple[object, ...]:
+    offs = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    return (*(torch.randn(shape) for shape in shapes), offs)
+
+
+# [rows, k] by groups of rows, [k, columns] by groups of columns, by groups of the inner size, all.
+_PRODUCTS = {
+    "rows": lambda: _made((9, 8), (3, 8, 4), ends=[3, 3, 9]),
+    "columns": lambda: _made((3, 4, 8), (8, 12), ends=[4, 4, 12]),
+    "inner": lambda: _made((4, 12), (12, 8), ends=[4, 4, 12]),
+    "batch": lambda: _made((3, 4, 8), (3, 8, 4)),
+}
+
 CASES = [
     OpCase("experts", _fallback, lambda: _experts(9), halves=("litert",)),
     OpCase("experts_rows_left", _fallback, lambda: _experts(7), halves=("litert",)),
@@ -45,4 +62,5 @@ CASES = [
            halves=("litert",)),
     OpCase("histc_routing", torch.histc, _routed, {"bins": 4, "min": 0, "max": 3},
            halves=("litert",)),
+    *[OpCase(f"grouped_mm_{n}", _product, m, halves=("cloud",)) for n, m in _PRODUCTS.items()],
 ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Does `torch.compile` on tpu agree with CPU eager, over the model families of a library?"""

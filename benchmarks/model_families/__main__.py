@@ -1,0 +1,137 @@
+"""Compiled model families beside CPU eager: how many agree, and how many `aot_eager` compiles.
+
+    python -m benchmarks.model_families --library transformers --json families.jsonl
+    python -m benchmarks.model_families --library timm --json timm.jsonl --count 60
+    python -m benchmarks.model_families --library transformers --only vision/convnext,text/llama
+
+The architectures are those that the library lists, in an order that depends on their names' hashes
+alone, until `--count` of each group are judged; those without a reference (the rules make no small
+configuration or no inputs, or the results are random) are told apart. Each runs in a process of
+its own; a file that exists is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.model_families.judge import KINDS, NotJudged, judge, summary
+
+LIBRARIES = {
+    "transformers": "benchmarks.model_families.from_transformers",
+    "timm": "benchmarks.model_families.from_timm",
+}
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Names in an order that nobody chose."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+
+
+def run_one(library: str, group: str, name: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Judge one architecture in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    module = importlib.import_module(LIBRARIES[library])
+    try:
+        return judge(module.make(group, name), kinds)
+    except NotJudged as e:
+        return {"not judged": str(e)[:400]}
+    except Exception as e:
+        return {"not judged": f"no inputs: {summary(e)}"}
+
+
+def in_process(options: Any, group: str, name: str) -> dict[str, Any]:
+    """Judge one architecture in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.model_families", "--library", options.library]
+    command += ["--one", f"{group}/{name}"] + (["--no-peer"] if options.no_peer else [])
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(KINDS, f"more than {options.limit:.0f} s")
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return dict.fromkeys(
+            KINDS, f"the process ended with {done.returncode}: {done.stderr[-300:]}"
+        )
+    return dict(json.loads(lines[-1]))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Counts per group, and the errors."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(row)
+    lines = [f"{'group':<12}{'judged':>8}" + "".join(f"{k:>22}" for k in KINDS) + "   not judged"]
+    for group, members in [*groups.items(), ("all", rows)]:
+        judged = [m for m in members if "not judged" not in m]
+        counts = [sum(m.get(k) == "ok" for m in judged) for k in KINDS]
+        lines.append(
+            f"{group:<12}{len(judged):>8}"
+            + "".join(f"{f'{c} ({c / max(1, len(judged)):.1%})':>22}" for c in counts)
+            + f"   {len(members) - len(judged)}"
+        )
+    for row in rows:
+        for kind in KINDS:
+            if row.get(kind, "ok") != "ok":
+                lines.append(f"{row['group']}/{row['name']}: {kind}: {row[kind]}")
+    return "\n".join(lines)
+
+
+def walk(options: Any) -> list[dict[str, Any]]:
+    """Judge the architectures; each result is told and appended to the file as it comes."""
+    module = importlib.import_module(LIBRARIES[options.library])
+    path = Path(options.json) if options.json else None
+    rows = [json.loads(x) for x in path.read_text().splitlines()] if path and path.exists() else []
+    known = {(r["group"], r["name"]) for r in rows}
+    if options.only:
+        wanted = [tuple(x.split("/", 1)) for x in options.only.split(",")]
+    else:
+        wanted = [(g, n) for g in module.GROUPS for n in in_order(module.architectures(g))]
+    for group, name in wanted:
+        judged = sum(r["group"] == group and "not judged" not in r for r in rows)
+        if (group, name) in known or (judged >= options.count and not options.only):
+            continue
+        start = time.perf_counter()
+        found = in_process(options, group, name)
+        row = {"group": group, "name": name, "took": round(time.perf_counter() - start, 1), **found}
+        rows.append(row)
+        what = row.get("not judged") or " ".join(
+            "ok" if row.get(k) == "ok" else "-" if k not in row else "FAIL" for k in KINDS
+        )
+        print(f"{group}/{name}  {row['took']} s  {what[:200]}", flush=True)
+        if path:
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    return rows
+
+
+def main() -> None:
+    """Run, or judge one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", choices=sorted(LIBRARIES), required=True)
+    parser.add_argument("--json", help="a file of one result a line; continued if it exists")
+    parser.add_argument("--count", type=int, default=20, help="how many of each group are judged")
+    parser.add_argument("--limit", type=float, default=400, help="seconds for each")
+    parser.add_argument("--only", default="", help="group/name,group/name")
+    parser.add_argument("--no-peer", action="store_true", help="leave aot_eager out")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        kinds = tuple(k for k in KINDS if not (options.no_peer and k.startswith("aot_eager")))
+        print(json.dumps(run_one(options.library, *options.one.split("/", 1), kinds)))
+    else:
+        print(table(walk(options)))
+
+
+if __name__ == "__main__":
+    main()
