@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cloud_backend import plan, precision, rng, runtime, tensor
+from cloud_backend import plan, rng, runtime, tensor
 from cloud_backend.fused_program import COMPLEX, FLOAT, INT, WORDS, Program, example, starts_code
 from cloud_backend.pending import Failure, Pending, Spec, Value, content_of, put, settled, spec_of
 from cloud_backend.plan import Kernel, Plan
-from cloud_backend.tensor import Memory
+from cloud_backend.precision import Setting
+from cloud_backend.tensor import DEVICE, Memory, Meta
 
 Tensor = torch.Tensor
-_default_dtype = torch.get_default_dtype
+_new_tensor, _new_storage = tensor._new_tensor, tensor._new_storage
+_take_address, _default_dtype = tensor._take_address, torch.get_default_dtype
+_FLOAT = ("S", float)
 # A recording ends at the first repetition of the step that ended the one before, once it has
 # SOFT steps: loops without another end then settle on a few programs. HARD bounds its length,
 # and HELD the bytes of arrays that only the recording keeps alive.
@@ -36,6 +39,7 @@ class Step(NamedTuple):
     function: Callable[..., list[Any]]  # flat arrays in, flat arrays out
     plan: Plan
     outputs: tuple[Spec, ...]
+    simple: Meta | None  # of the result, where that is one fresh contiguous tensor and no more
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__  # type: ignore[assignment]
@@ -61,7 +65,7 @@ class Recorder:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.now = _Recording()
-        self.steps: dict[Kernel, dict[Any, Step]] = {}
+        self.steps: dict[Any, Step] = {}
         self.programs: dict[Any, Program] = {}
         self.end: Step | None = None
         self.precision = ""
@@ -78,40 +82,78 @@ class Recorder:
             if len(now.steps) >= SOFT or now.input_bytes >= HELD:
                 now = self._split()
             refs: list[Any] = [None]
-            key: list[Any] = [_default_dtype()]
-            stored, flatten = self._stored, self._flatten
+            key: list[Any] = [kernel, _default_dtype()]
+            lazy_bits, inputs = kernel.lazy_bits, now.input_refs
             for i, a in enumerate(args):
+                # The commonest arguments inline what `_stored` does, as frames cost more than it.
                 if isinstance(a, Tensor):
-                    key.append(stored(kernel, a, refs))
+                    buffer = getattr(a.untyped_storage(), "buffer", None)
+                    content = None if buffer is None else content_of(buffer)
+                    if type(content) is Value:
+                        array = content.array
+                        known = (content.index * 4, content.spec)
+                        if array is not None:
+                            known = inputs.get(id(array))
+                    else:
+                        known = None if content is None else inputs.get(id(content))
+                    if known is not None:
+                        ref, spec = known
+                        if (
+                            a.dtype is spec.torch_dtype
+                            and a.shape == spec.shape
+                            and a.is_contiguous()
+                            and not (lazy_bits and (a.is_neg() or a.is_conj()))
+                        ):
+                            refs.append(ref)
+                            key.append(spec)
+                            continue
+                    key.append(self._stored(kernel, a, refs))
+                elif type(a) is float and kernel.is_scalar[i] and a != kernel.usual[i]:
+                    now.numbers[FLOAT].append(a)
+                    refs.append(FLOAT)
+                    key.append(_FLOAT)
                 else:
-                    key.append(flatten(kernel, a, i, refs))
+                    key.append(self._flatten(kernel, a, i, refs))
             for name, a in kwargs.items():
                 key.append((name, self._flatten(kernel, a, kernel.position[name], refs)))
             if kernel.random:
-                self.now.numbers[WORDS].append(rng.take(generator))
+                now.numbers[WORDS].append(rng.take(generator))
                 refs.append(WORDS)
-            if precision.current() is not self.precision:  # traced kernels know theirs
-                self.precision = precision.current()
+            if Setting.name is not self.precision:  # traced kernels know theirs
+                self.precision = Setting.name
                 self.steps = {}
-            steps = self.steps.get(kernel)
-            if steps is None:
-                steps = self.steps[kernel] = {}
             cache_key = tuple(key)
-            step = steps.get(cache_key)
+            step = self.steps.get(cache_key)
             if step is None:
-                step = steps[cache_key] = self._step(kernel, cache_key, refs, args, kwargs)
+                step = self.steps[cache_key] = self._step(kernel, cache_key[1:], refs, args, kwargs)
             refs[0] = step
             now.steps.append(tuple(refs))
-            outputs = step.outputs
-            now.specs.extend(outputs)
-            index = len(now.values)
-            made = [Value(spec, index + i) for i, spec in enumerate(outputs)]
-            now.values.extend(made)
-            if kernel.writes:
-                return _write_back(kernel, step.plan, made, args, kwargs)
-            if step.plan.tree is None:
-                return tensor.wrap(made[0], step.plan.fresh[0], Pending)
-            return plan._rebuild(step.plan, _with_gaps(step.plan, made), Pending)
+            values = now.values
+            m = step.simple
+            if m is not None:
+                value = Value(step.outputs[0], len(values))
+                now.specs.append(value.spec)
+                values.append(value)
+                made = _new_tensor(m.size, m.dtype)
+                storage = made.untyped_storage()
+                storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
+                storage.buffer = Pending(value, m.nbytes)
+                return made
+            return self._promised(kernel, step, args, kwargs)
+
+    def _promised(self, kernel: Kernel, step: Step, args: Any, kwargs: Any) -> Any:
+        """The results of the step that was just recorded."""
+        now = self.now
+        outputs = step.outputs
+        now.specs.extend(outputs)
+        index = len(now.values)
+        made = [Value(spec, index + i) for i, spec in enumerate(outputs)]
+        now.values.extend(made)
+        if kernel.writes:
+            return _write_back(kernel, step.plan, made, args, kwargs)
+        if step.plan.tree is None:
+            return tensor.wrap(made[0], step.plan.fresh[0], Pending)
+        return plan._rebuild(step.plan, _with_gaps(step.plan, made), Pending)
 
     def _flatten(self, kernel: Kernel, a: Any, i: int, refs: list[Any]) -> Any:
         """The part of the key that stands for one argument; `refs` gets what it reads."""
@@ -199,7 +241,10 @@ class Recorder:
         import jax.extend.core as extended
 
         leaves = jax.tree_util.tree_leaves(shapes)
-        return Step(extended.jaxpr_as_fun(closed), made, tuple(spec_of(x) for x in leaves))
+        m = made.fresh[0] if made.tree is None and not kernel.writes else None
+        simple = m if m is not None and m.contiguous else None
+        outputs = tuple(spec_of(x) for x in leaves)
+        return Step(extended.jaxpr_as_fun(closed), made, outputs, simple)
 
     # ---- flushing
 

@@ -38,7 +38,7 @@ Choice = tuple[str, str]  # ("forward" or "gradient", the entry's name)
 
 
 def gradients(info: Any, *given: Any, **named: Any) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of the call's results, weighted unevenly, for the inputs that want them."""
+    """The call's results, and their gradients, weighted unevenly, for the inputs that want them."""
     inputs = [a for a in leaves((given, named)) if isinstance(a, torch.Tensor) and a.requires_grad]
     results = leaves(opinfo.comparable(info.name, info(*given, **named)))
     wanted = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
@@ -47,7 +47,8 @@ def gradients(info: Any, *given: Any, **named: Any) -> tuple[torch.Tensor | None
     weights = [
         torch.linspace(0.5, 1.5, r.numel(), device="cpu").reshape(r.shape).to(r) for r in wanted
     ]
-    return torch.autograd.grad(wanted, inputs, weights, allow_unused=True)
+    found = torch.autograd.grad(wanted, inputs, weights, allow_unused=True)
+    return (*[r.detach() for r in wanted], *found)
 
 
 def reach_entry(choice: Choice, count: int) -> set[OpOverload]:
