@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cloud_backend import plan, runtime
+from cloud_backend import runtime, tensor
 from cloud_backend.ahead_report import Collective, TpuReport, refused
 from cloud_backend.chips import chip_of
 from cloud_backend.stablehlo import PureProgram
@@ -293,7 +293,7 @@ class LoadedExecutable:
             )
         device = jax.devices()[0]
         arrays = check_tensors("weight", self.signature["weights"], weights)
-        self._weights = [jax.device_put(plan.host_array(t.cpu()), device) for t in arrays]
+        self._weights = [jax.device_put(tensor.host_array(t.cpu()), device) for t in arrays]
         self._device = device
         self._loaded = device.client.deserialize_executable(content, [device])
 
@@ -310,11 +310,11 @@ class LoadedExecutable:
         names = list(self.signature["inputs"])
         given = dict(zip(names, inputs, strict=False))
         tensors = check_tensors("input", self.signature["inputs"], given)
-        arrays = [jax.device_put(plan.host_array(t.cpu()), self._device) for t in tensors]
+        arrays = [jax.device_put(tensor.host_array(t.cpu()), self._device) for t in tensors]
         if self.signature["random"]:
             arrays.append(jax.numpy.zeros(4, jax.numpy.uint32))
         results = self._loaded.execute([*self._weights, *arrays])
-        return [plan.to_tensor(r).cpu() for r in results]
+        return [tensor.to_tensor(r).cpu() for r in results]
 
 
 def check_tensors(

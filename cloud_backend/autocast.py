@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from cloud_backend.dispatch import hide_from_dynamo
+from cloud_backend.registration import hide_from_dynamo, libraries
 
 # The lists are those of CUDA, in torch/include/ATen/autocast_mode.h.
 _LOWER = """
@@ -48,7 +48,6 @@ _WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """
 _BANNED = "binary_cross_entropy"
-_libraries: list[Any] = []
 _guard = torch._C._ExcludeDispatchKeyGuard
 _keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
@@ -151,13 +150,18 @@ def _banned(op: OpOverload) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Register the fallthrough and the listed operators."""
+    """Register the fallthrough; the listed operators follow with the device's first operator."""
     everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel)
-    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
-    _libraries.extend((everything, aten))
+    libraries.append(everything)
     # PyTorch starts with float16 for devices it does not know; a TPU computes in bfloat16.
     torch.set_autocast_dtype("tpu", torch.bfloat16)
+
+
+def install_operators() -> None:
+    """Register the listed operators."""
+    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    libraries.append(aten)
     for names, make in (
         (_LOWER, _lower),
         (_FLOAT32, _float32),

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from cloud_backend import dispatch, explain, ops, plan, runtime
+from cloud_backend import dispatch, explain, ops, plan, runtime, tensor
 from cloud_backend.dtypes import to_jax, to_torch
+from cloud_backend.registration import hide_from_dynamo
 from torch_tpu_unified.core import custom
 from torch_tpu_unified.core.errors import InputError, LoweringError, Unsupported
 from torch_tpu_unified.core.optable import parameter_name
@@ -61,7 +62,7 @@ class JaxOp:
         self.entry = ops.CUSTOM.entries[self.op]
         self.single = schema.rpartition("->")[2].strip() == "Tensor"
         self.listed = schema.endswith("Tensor[]")
-        dispatch.hide_from_dynamo(self._on_tpu, self._on_cpu)
+        hide_from_dynamo(self._on_tpu, self._on_cpu)
         library.impl(name, self._on_tpu, "PrivateUse1")
         library.impl(name, self._on_cpu, "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", self._fake, lib=library)
@@ -129,10 +130,10 @@ class JaxOp:
         jax = runtime.start()
         bound = self.entry.bind(args, kwargs)
         arrays: list[Any] = []
-        rebuild = _split(bound, lambda t: arrays.append(plan.host_array(t)))
+        rebuild = _split(bound, lambda t: arrays.append(tensor.host_array(t)))
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             results = jax.jit(lambda given: self.entry.function(**rebuild(given)))(arrays)
-        return jax.tree.map(lambda a: plan.to_tensor(a).cpu(), results)
+        return jax.tree.map(lambda a: tensor.to_tensor(a).cpu(), results)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         jax = runtime.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cloud_backend import dispatch, rng
+from cloud_backend import registration, rng
 
 _registered = False
 
@@ -70,7 +70,7 @@ def register() -> None:
     tpu_module.install_submodules()
     _methods_of_tensor()
     rng.install()
-    dispatch.register_fallback()
+    registration.install()
     serialization.install()
     autocast.install()
     precision.install()
@@ -81,10 +81,8 @@ def register() -> None:
 
 
 def _methods_of_tensor() -> None:
-    """What C++ or Python in torch cannot do for this device: storage methods, printing."""
-    from cloud_backend import storage
-
-    storage.install()
+    """What C++ or Python in torch cannot do for this device: storage methods, printing, pinning."""
+    registration.take_over_storages()
     format_values = torch._tensor_str._tensor_str
 
     def on_host(self: torch.Tensor, indent: int) -> str:

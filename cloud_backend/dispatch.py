@@ -19,12 +19,12 @@ import torch
 from torch._ops import OpOverload
 
 from cloud_backend import events, explain, plan, refusals
+from cloud_backend.registration import hide_from_dynamo, libraries
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError
 
 aten = torch.ops.aten
 log = logging.getLogger("torch_tpu_unified")
-_libraries: list[Any] = []
 _registered: set[OpOverload] = set()
 _booted = False
 _running: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("running", default=())
@@ -45,49 +45,26 @@ _HIDDEN_WRITES |= {
 }
 
 
-def hide_from_dynamo(*functions: Any) -> None:
-    """Dynamo must not trace what a kernel does when one runs between compiled graphs."""
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for function in functions:
-        if code := getattr(function, "__code__", None):
-            frames.set_code_exec_strategy(code, skip)
-
-
-def register_fallback() -> None:
-    """Register the fallback of the device; the rest follows on the first call."""
-    library = torch.library.Library("_", "IMPL", "PrivateUse1")
-    library.fallback(fallback)
-    hide_from_dynamo(fallback, _call_out, plan.Kernel.__call__)
-    _libraries.append(library)
-    # `module.to("tpu")` then moves parameters in place, as for CUDA: ties and optimisers keep them.
-    moving = torch.library.Library("aten", "IMPL")
-    for key in ("PrivateUse1", "AutogradPrivateUse1"):
-        moving.m.impl("_has_compatible_shallow_copy_type", key, _may_become, False)
-    _libraries.append(moving)
-
-
-def _may_become(self: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether `self.data = other` may change the tensor's device."""
-    return {self.device.type, other.device.type} <= {"cpu", "tpu"} and not other.is_sparse
-
-
 def boot() -> None:
     """Start jax, load the table and register its kernels. Idempotent."""
     global _booted
     if _booted:
         return
-    from cloud_backend import attention, kernels, ops, runtime
+    from cloud_backend import attention, autocast, kernels, ops, products, runtime
 
     runtime.start()
     table = ops.load()
     _booted = True
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    _libraries.append(library)
-    hide_from_dynamo(*kernels.KERNELS.values())
+    libraries.append(library)
+    autocast.install_operators()
+    hide_from_dynamo(fallback, _call_out, plan.Kernel.__call__, *kernels.KERNELS.values())
     _guard_memory(library)
-    _libraries.append(attention.register())
+    libraries.append(attention.register())
+    libraries.append(products.register(table))
     hide_from_dynamo(*(function for function, _ in attention.KERNELS.values()))
+    hide_from_dynamo(*products.KERNELS.values())
+    _registered.update(products.KERNELS)
     for op, function in kernels.KERNELS.items():
         _register(library, op, function)
     for full, (name, writes) in _HIDDEN_WRITES.items():

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cloud_backend import explain, pending, plan
 from torch_tpu_unified.core import flags
 from torch_tpu_unified.core.errors import InputError
+
+if TYPE_CHECKING:
+    from cloud_backend import plan
 
 
 class EagerMode(enum.Enum):
@@ -55,6 +57,8 @@ def set_eager_mode(mode: EagerMode | str) -> None:
         InputError: no such mode.
     """
     global _current, _hook
+    from cloud_backend import plan
+
     mode = _as_mode(mode)
     flush()
     if _hook is not None:
@@ -87,6 +91,8 @@ def eager_mode(mode: EagerMode | str) -> Iterator[None]:
 def flush() -> None:
     """Issue what fused mode has recorded; does not wait for it."""
     if _current is EagerMode.DEFER_AND_FUSE:
+        from cloud_backend import pending
+
         pending.Pending.flush()
 
 
@@ -108,6 +114,8 @@ def _debug(kernel: plan.Kernel, args: Any, kwargs: Any) -> Any:
         return result
     except Exception as e:
         if e.args and isinstance(e.args[0], str) and "\n  from    " not in e.args[0]:
+            from cloud_backend import explain
+
             e.args = (
                 f"{e.args[0]}\n  call    {kernel.op}\n  from    {explain.user_line()}",
                 *e.args[1:],

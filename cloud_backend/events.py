@@ -34,6 +34,18 @@ class Counters:
     fallbacks: ClassVar[dict[str, int]] = {}
 
 
+class _Memory:
+    """Bytes held by tensors on the device: now, and at most since the last reset."""
+
+    __slots__ = ("current", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = 0
+
+
+Memory = _Memory()  # an instance: to set a class's attribute is many times dearer
+
+
 class Event(NamedTuple):
     """One thing that happened.
 

@@ -8,6 +8,7 @@ steps, by the values that something still holds, and by the inputs that nothing 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cloud_backend import plan, rng, runtime, tensor
+from cloud_backend import plan, rng, runtime, tensor, views
+from cloud_backend.events import Memory
 from cloud_backend.fused_program import COMPLEX, FLOAT, INT, WORDS, Program, example, starts_code
 from cloud_backend.pending import Failure, Pending, Spec, Value, content_of, put, settled, spec_of
 from cloud_backend.plan import Kernel, Plan
 from cloud_backend.precision import Setting
-from cloud_backend.tensor import DEVICE, Memory, Meta
+from cloud_backend.tensor import DEVICE, Meta
 
 Tensor = torch.Tensor
 _new_tensor, _new_storage = tensor._new_tensor, tensor._new_storage
@@ -43,6 +45,33 @@ class Step(NamedTuple):
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__  # type: ignore[assignment]
+
+
+class Look:
+    """How a tensor that is not just its storage's array lies in it: a part of a plan's key.
+
+    There is one object each (`_look`), so identity compares. Start positions are no part of it.
+    """
+
+    __slots__ = ("marker",)
+
+    def __init__(self, marker: Any) -> None:
+        self.marker = marker
+
+
+_interned = functools.lru_cache(maxsize=65536)(lambda spec, marker: Look(marker))
+
+
+@functools.lru_cache(maxsize=65536)
+def _look(
+    spec: Spec, size: Any, stride: Any, offset: int, dtype: torch.dtype
+) -> tuple[Look, tuple[int, ...]]:
+    """The look of a tensor in a base array of `spec`, and its start positions there."""
+    length = spec.nbytes // dtype.itemsize
+    view, starts = views.spec(tuple(size), stride, offset, length)
+    if starts is None:
+        return _interned(spec, ("W", torch.Size(size), dtype)), ()
+    return _interned(spec, ("V", view, dtype)), tuple(starts.tolist())
 
 
 class _Recording:
@@ -68,7 +97,6 @@ class Recorder:
         self.steps: dict[Any, Step] = {}
         self.programs: dict[Any, Program] = {}
         self.end: Step | None = None
-        self.precision = ""
 
     # ---- recording
 
@@ -82,20 +110,17 @@ class Recorder:
             if len(now.steps) >= SOFT or now.input_bytes >= HELD:
                 now = self._split()
             refs: list[Any] = [None]
-            key: list[Any] = [kernel, _default_dtype()]
+            key: list[Any] = [kernel, Setting.name, _default_dtype()]
             lazy_bits, inputs = kernel.lazy_bits, now.input_refs
             for i, a in enumerate(args):
                 # The commonest arguments inline what `_stored` does, as frames cost more than it.
                 if isinstance(a, Tensor):
                     buffer = getattr(a.untyped_storage(), "buffer", None)
                     content = None if buffer is None else content_of(buffer)
-                    if type(content) is Value:
-                        array = content.array
-                        known = (content.index * 4, content.spec)
-                        if array is not None:
-                            known = inputs.get(id(array))
-                    else:
-                        known = None if content is None else inputs.get(id(content))
+                    promised = type(content) is Value
+                    held = content.array if promised else content
+                    now_made = promised and held is None
+                    known = (content.index * 4, content.spec) if now_made else inputs.get(id(held))
                     if known is not None:
                         ref, spec = known
                         if (
@@ -119,21 +144,17 @@ class Recorder:
             if kernel.random:
                 now.numbers[WORDS].append(rng.take(generator))
                 refs.append(WORDS)
-            if Setting.name is not self.precision:  # traced kernels know theirs
-                self.precision = Setting.name
-                self.steps = {}
             cache_key = tuple(key)
             step = self.steps.get(cache_key)
             if step is None:
-                step = self.steps[cache_key] = self._step(kernel, cache_key[1:], refs, args, kwargs)
+                step = self.steps[cache_key] = self._step(kernel, cache_key[2:], refs, args, kwargs)
             refs[0] = step
             now.steps.append(tuple(refs))
-            values = now.values
             m = step.simple
             if m is not None:
-                value = Value(step.outputs[0], len(values))
+                value = Value(step.outputs[0], len(now.values))
                 now.specs.append(value.spec)
-                values.append(value)
+                now.values.append(value)
                 made = _new_tensor(m.size, m.dtype)
                 storage = made.untyped_storage()
                 storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
@@ -161,6 +182,8 @@ class Recorder:
             return self._stored(kernel, a, refs)
         kind = type(a)
         if kind is list or kind is tuple:
+            if a and isinstance(a[0], Tensor):
+                return ("L", self._list(kernel, a, i, refs))
             return ("L", tuple([self._flatten(kernel, x, i, refs) for x in a]))
         if kernel.is_scalar[i] and (kind is float or kind is int or kind is complex):
             p = kernel.parameters[i]
@@ -172,6 +195,31 @@ class Recorder:
                 refs.append(code)
                 return ("S", kind)
         return ("C", kind, a)
+
+    def _list(self, kernel: Kernel, given: Any, i: int, refs: list[Any]) -> tuple[Any, ...]:
+        """`_flatten` for a list of tensors, as optimisers give; without frames for the usual."""
+        inputs = self.now.input_refs
+        parts: list[Any] = []
+        for a in given:
+            buffer = getattr(a.untyped_storage(), "buffer", None) if a is not None else None
+            content = None if buffer is None else content_of(buffer)
+            promised = type(content) is Value
+            held = content.array if promised else content
+            now_made = promised and held is None
+            known = (content.index * 4, content.spec) if now_made else inputs.get(id(held))
+            if known is not None:
+                ref, spec = known
+                if (
+                    a.dtype is spec.torch_dtype
+                    and a.shape == spec.shape
+                    and a.is_contiguous()
+                    and not (a.is_neg() or a.is_conj())
+                ):
+                    refs.append(ref)
+                    parts.append(spec)
+                    continue
+            parts.append(self._flatten(kernel, a, i, refs))
+        return tuple(parts)
 
     def _stored(self, kernel: Kernel, a: Tensor, refs: list[Any]) -> Any:
         """The part of the key for a tensor: its `Spec` alone if it is its whole storage."""
@@ -188,18 +236,13 @@ class Recorder:
         else:
             ref, spec = self._input(tensor.base_of(a) if content is None else content)
             refs.append(ref)
-        shape = a.shape
-        same = spec.shape == shape and spec.torch_dtype.itemsize == a.itemsize
-        if same and a.is_contiguous():
-            part = spec if spec.torch_dtype is a.dtype else ("W", tuple(shape), a.dtype, spec)
+        if a.dtype is spec.torch_dtype and a.shape == spec.shape and a.is_contiguous():
+            part: Any = spec
         else:
-            view, starts = tensor.view_of(a, spec)
-            if starts is None:
-                part = ("W", tuple(shape), a.dtype, spec)
-            else:
-                self.now.numbers[INT].extend(starts.tolist())
+            part, starts = _look(spec, a.shape, a.stride(), a.storage_offset(), a.dtype)
+            if starts:
+                self.now.numbers[INT].extend(starts)
                 refs.append(starts_code(len(starts)))
-                part = ("V", view, a.dtype, spec)
         if a.is_neg() or a.is_conj():
             return ("N", part, a.is_conj(), a.is_neg())
         return part
@@ -211,7 +254,7 @@ class Recorder:
         array = np.array(host[0], copy=True)
         ref, spec = self._input(array)
         refs.append(ref)
-        return ("W", tuple(a.shape), a.dtype, spec)
+        return _interned(spec, ("W", a.shape, a.dtype))
 
     def _input(self, array: Any, spec: Spec | None = None) -> tuple[int, Spec]:
         now = self.now
@@ -325,9 +368,9 @@ def _marker(part: Any) -> Any:
     """The part of a plan's key (see `plan.Kernel`) that a part of a step's key stands for."""
     if isinstance(part, Spec):
         return ("W", torch.Size(part.shape), part.torch_dtype)
+    if isinstance(part, Look):
+        return part.marker
     kind = part[0]
-    if kind in ("W", "V"):
-        return part[:3]
     if kind == "N":
         return ("N", _marker(part[1]), *part[2:])
     if kind == "L":

@@ -13,8 +13,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloud_backend import control_flow, fake_shapes
-
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs `action(module)` right after the module `name` has been imported, once."""
@@ -88,10 +86,22 @@ def _count_steps_on_tpu(module: Any) -> None:
     module.OptimizerVariable._set_capturable = _set_capturable
 
 
+def _make_fake_shapes(module: Any) -> None:
+    from cloud_backend import fake_shapes
+
+    fake_shapes.install(module)
+
+
+def _allow_flex_attention(module: Any) -> None:
+    from cloud_backend import control_flow
+
+    control_flow.allow_flex_attention(module)
+
+
 def install() -> None:
     """Arrange for the packages that need it."""
     after_import("accelerate.state", _accelerate_state)
     after_import("torch._dynamo.variables.builder", _allow_recurrent_layers)
     after_import("torch._dynamo.variables.optimizer", _count_steps_on_tpu)
-    after_import("torch._subclasses.fake_impls", fake_shapes.install)
-    after_import("torch.nn.attention.flex_attention", control_flow.allow_flex_attention)
+    after_import("torch._subclasses.fake_impls", _make_fake_shapes)
+    after_import("torch.nn.attention.flex_attention", _allow_flex_attention)

@@ -44,6 +44,8 @@ _METADATA_ONLY = (
 )
 for _op in _METADATA_ONLY:
     KERNELS[_op] = functools.partial(_op._handle.redispatch_boxed, CPU_KEYS)
+# A view in all but name: what PyTorch's composites make of their own fresh results.
+KERNELS[aten._unsafe_view.default] = KERNELS[aten.view.default]
 
 
 def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:

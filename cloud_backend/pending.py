@@ -15,7 +15,8 @@ import torch
 
 from cloud_backend import tensor
 from cloud_backend.dtypes import to_torch
-from cloud_backend.tensor import Buffer, Memory
+from cloud_backend.events import Memory
+from cloud_backend.tensor import Buffer
 
 content_of: Callable[[Any], Any] = Buffer.array.__get__  # type: ignore[attr-defined]
 _set_content: Callable[[Any, Any], None] = Buffer.array.__set__  # type: ignore[attr-defined]

@@ -169,7 +169,7 @@ class Kernel:
             return Calls.take(self, args, kwargs)
         # The commonest calls (tensors and numbers, one result) inline `_tensor`, `on_device` and
         # `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
-        if kwargs or self.special:
+        if self.special:
             return self._general(args, kwargs)
         first = None
         arrays: list[Any] = []
@@ -185,9 +185,8 @@ class Kernel:
                     first = buffer
                 elif buffer is first and self.inplace:
                     return self._general(args, kwargs)  # which checks how they overlap
-                shape = a.shape
                 arrays.append(base)
-                if base.shape == shape and a.is_contiguous():
+                if base.shape == (shape := a.shape) and a.is_contiguous():
                     key += (shape, a.dtype, base.dtype)
                     continue
                 view, starts = tensor.placed_view_of(a, base)
@@ -209,6 +208,8 @@ class Kernel:
                 key += (tuple(a), tuple(map(type, a)))
             else:
                 key += (kind, a)
+        if kwargs and not self._options(kwargs, arrays, key):
+            return self._general(args, kwargs)
         quick_key = tuple(key)
         quick = self.quick.get(quick_key)
         if quick is None:
@@ -223,6 +224,20 @@ class Kernel:
         storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
         storage.buffer = Buffer(array, m.nbytes)
         return made
+
+    def _options(self, kwargs: Any, arrays: list[Any], key: list[Any]) -> bool:
+        """Flatten keyword arguments as `__call__` does the others; False if they need more."""
+        for name, a in kwargs.items():
+            if isinstance(a, (Tensor, list, tuple, complex)):
+                return False
+            kind, i = type(a), self.position[name]
+            if kind in (float, int) and self.is_scalar[i] and a != self.usual[i]:
+                if kind is int and not -(2**63) <= a < 2**63:
+                    return False
+                arrays.append(number(a) if a else zero(a))
+                a = None
+            key += (name, kind, a)
+        return True
 
     def _general(self, args: Any, kwargs: Any, quick_key: Any = None) -> Any:
         generator = kwargs.pop("generator", None) if self.random else None
@@ -420,30 +435,17 @@ class Kernel:
     def _on_host(self, args: Any, kwargs: Any) -> Any:
         """Run a lowering whose result shape depends on values: concrete arrays, outside jit."""
         events.host_sync(str(self.op))
-        self_check = pytree.tree_map_only(Tensor, read_any, (args, kwargs))
+        self_check = pytree.tree_map_only(Tensor, tensor.read_any, (args, kwargs))
         names = [a.name for a in self.op._schema.arguments]
         values = {**dict(zip(names, self_check[0], strict=False)), **self_check[1]}
         try:
             results = self.entry.function(**self.entry.bind((), values))
         except Unsupported as e:
             raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
-        made = [to_tensor(r) for r in _flat(results)]
+        made = [tensor.to_tensor(r) for r in _flat(results)]
         if isinstance(results, (tuple, list)):
             return type(results)(made) if isinstance(results, list) else tuple(made)
         return made[0]
-
-
-def to_tensor(array: Any) -> Tensor:
-    """A new contiguous tensor over a jax (or NumPy) array."""
-    array = runtime.start().numpy.asarray(array)
-    return tensor.from_array(array, to_torch(array.dtype))
-
-
-def read_any(a: Tensor) -> Any:
-    """The values of a tpu tensor, or of a CPU tensor, as a jax array."""
-    if a.device.type == "cpu":
-        return runtime.start().numpy.asarray(host_array(a))
-    return tensor.read(a)
 
 
 def _rebuild(plan: Plan, results: Any, kind: type[tensor.Buffer] = tensor.Buffer) -> Any:

@@ -150,7 +150,37 @@ def _check_mean(x: Tensor, *rest: Any, dtype: torch.dtype | None = None, **named
         )
 
 
+def _one_dtype(*places: int, mixed: bool = False) -> Callable[..., None]:
+    """A check that the tensors at these places have the first one's dtype.
+
+    With `mixed`, parameters of a layer may be float32 where its input has 16 bits.
+    """
+
+    def check(*args: Any, **named: Any) -> None:
+        first: Tensor = args[places[0]]
+        allowed = {first.dtype}
+        if mixed and first.dtype in (torch.float16, torch.bfloat16):
+            allowed.add(torch.float32)
+        for i in places[1:]:
+            t = args[i] if i < len(args) else None
+            if isinstance(t, Tensor) and t.dtype not in allowed:
+                raise RuntimeError(
+                    f"expected tensors of the same dtype, but found {_type_name(first.dtype)} "
+                    f"and {_type_name(t.dtype)} (argument {i + 1})"
+                )
+
+    return check
+
+
+_ONE_DTYPE = {
+    (0, 1): "mm mv linalg_cross grid_sampler_2d grid_sampler_3d _cdist_forward",
+    (0, 1, 2): "addmm addmm_ addmv addmv_ addbmm addbmm_ baddbmm baddbmm_ binary_cross_entropy",
+    (0, 3): "index_add index_add_",
+}
+
+
 def _check_index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
+    _one_dtype(0, 3)(x, dim, index, source)
     if source.dim() == 0 and index.numel() != 1:
         raise IndexError(
             "index_copy_(): When source is scalar, index should have one element "
@@ -164,6 +194,10 @@ CHECKS: dict[str, Callable[..., None]] = {
     "aten::mean": _check_mean,
     "aten::index_copy": _check_index_copy,
     "aten::index_copy_": _check_index_copy,
+    "aten::native_layer_norm": _one_dtype(0, 2, 3, mixed=True),
+    "aten::native_group_norm": _one_dtype(0, 1, 2, mixed=True),
+    "aten::native_batch_norm": _one_dtype(0, 1, 2, 3, 4, mixed=True),
+    **{f"aten::{n}": _one_dtype(*p) for p, names in _ONE_DTYPE.items() for n in names.split()},
     **{f"aten::{n}": _check_extreme(n, False) for n in ("amax", "amin", "aminmax")},
     **{f"aten::{n}": _check_extreme(n, True) for n in ("argmax", "argmin")},
 }

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from cloud_backend import dispatch, plan, rng, runtime
+from cloud_backend import dispatch, rng, runtime, tensor
 from cloud_backend.compile import decompositions
 from cloud_backend.dtypes import to_jax
 from cloud_backend.interpret import all_nodes, interpret, is_random, known_operators
@@ -121,11 +121,11 @@ class PureProgram:
     ) -> list[torch.Tensor]:
         """The user's results (or all) on CPU tensors, by XLA here; weights must have values."""
         jax = runtime.start()
-        weights = {name: plan.host_array(t) for name, t in self.weights.items()}
+        weights = {name: tensor.host_array(t) for name, t in self.weights.items()}
         seed = [jax.numpy.zeros(4, jax.numpy.uint32)] if self.random else []
-        found = jax.jit(self.__call__)(weights, [plan.host_array(t) for t in inputs], *seed)
+        found = jax.jit(self.__call__)(weights, [tensor.host_array(t) for t in inputs], *seed)
         wanted = range(len(found)) if everything else self.user_outputs
-        return [plan.to_tensor(found[i]).cpu() for i in wanted]
+        return [tensor.to_tensor(found[i]).cpu() for i in wanted]
 
     def in_torch(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """All results by the same graph in PyTorch on the CPU."""

@@ -1,11 +1,10 @@
 """`UntypedStorage` on the device: cloning, moving, resizing; C++ cannot without an allocator.
 
-The Python-level methods are taken over for tpu storages only.
+`registration` takes the Python-level methods over, for tpu storages only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def clone(source: Any) -> Any:
     return tensor.new_storage(source.buffer.array, source.nbytes())
 
 
-def copy_(target: Any, source: Any) -> Any:
+def copy_(target: Any, source: Any, non_blocking: bool | None = None) -> Any:
     """Copy bytes into a tpu storage."""
     array = source.buffer.array if source.device.type == "tpu" else from_cpu(source).buffer.array
     if target.buffer.array is None or target.nbytes() == source.nbytes():
@@ -52,22 +51,6 @@ def copy_(target: Any, source: Any) -> Any:
     new = views.flat_as(array, np.dtype(np.uint8))
     target.buffer.array = old.at[: new.size].set(new)
     return target
-
-
-def _for_tpu(name: str, ours: Callable[..., Any]) -> None:
-    theirs = getattr(torch.UntypedStorage, name)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.device.type == "tpu":
-            return ours(self, *args, **kwargs)
-        return theirs(self, *args, **kwargs)
-
-    method.__name__, method.__doc__ = name, theirs.__doc__
-    setattr(torch.UntypedStorage, name, method)
-
-
-def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
-    return copy_(self, source)
 
 
 def grow(source: Any, nbytes: int) -> None:
@@ -82,7 +65,7 @@ def grow(source: Any, nbytes: int) -> None:
     source.buffer = tensor.Buffer(array, nbytes)
 
 
-def _resize(self: Any, size: int) -> Any:
+def resize_(self: Any, size: int) -> Any:
     """Grow, or free the array (size 0); a freed storage can be used again, unwritten."""
     if size > self.nbytes():
         grow(self, size)
@@ -91,37 +74,27 @@ def _resize(self: Any, size: int) -> Any:
     return self
 
 
-def _set_from_file(self: Any, file: Any, offset: Any, is_real_file: bool, element_size: int) -> Any:
+def set_from_file(self: Any, file: Any, offset: Any, is_real_file: bool, element_size: int) -> Any:
     """Fill a storage from a legacy checkpoint; C++ would write through its address."""
     host = torch.UntypedStorage(self.nbytes())
     host._set_from_file(file, offset, is_real_file, element_size)
     return copy_(self, host)
 
 
-def _install_to() -> None:
-    theirs = torch.UntypedStorage.to
-
-    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
-        here, there = self.device.type, torch.device(device).type
-        if "tpu" not in (here, there):
-            return theirs(self, device=device, non_blocking=non_blocking)
-        if here == there:
-            return self
-        if there == "tpu":
-            return from_cpu(self.cpu())
-        return to_cpu(self) if there == "cpu" else theirs(to_cpu(self), device=device)
-
-    to.__doc__ = theirs.__doc__
-    torch.UntypedStorage.to = to  # type: ignore[method-assign]
+def write_file(self: Any, *rest: Any) -> None:
+    """Write a storage's bytes into a file, as `UntypedStorage._write_file`."""
+    to_cpu(self)._write_file(*rest)
 
 
-def install() -> None:
-    """Take the methods over."""
-    _for_tpu("clone", clone)
-    _for_tpu("cpu", to_cpu)
-    _for_tpu("copy_", _copy)
-    _for_tpu("resize_", _resize)
-    _install_to()
-    _for_tpu("_write_file", lambda self, *rest: to_cpu(self)._write_file(*rest))
-    _for_tpu("_set_from_file", _set_from_file)
-    _for_tpu("tolist", lambda self: to_cpu(self).tolist())
+def tolist(self: Any) -> list[int]:
+    """The bytes of a storage."""
+    return to_cpu(self).tolist()  # type: ignore[no-any-return]
+
+
+def moved(self: Any, device: str) -> Any:
+    """A storage on another device: `self` or a copy."""
+    if self.device.type == device:
+        return self
+    if device == "tpu":
+        return from_cpu(self.cpu())
+    return to_cpu(self) if device == "cpu" else to_cpu(self).to(device=device)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from cloud_backend import runtime, views
-from cloud_backend.dtypes import to_jax
+from cloud_backend.dtypes import to_jax, to_torch
+from cloud_backend.events import Memory
 
 _PAGE = 4096
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -25,18 +26,6 @@ DEVICE = torch.device("privateuseone", 0)  # prints as tpu:0 once the backend ha
 _new_storage = torch._C._construct_storage_from_data_pointer
 _new_tensor = torch._C._acc.create_empty_tensor
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-
-
-class _Memory:
-    """Bytes held by tensors on the device: now, and at most since the last reset."""
-
-    __slots__ = ("current", "peak")
-
-    def __init__(self) -> None:
-        self.current = self.peak = 0
-
-
-Memory = _Memory()  # an instance: to set a class's attribute is many times dearer
 
 
 class Buffer:
@@ -144,6 +133,19 @@ def from_array(array: Any, dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor over a jax array of the tensor's own shape."""
     size = tuple(array.shape)
     return wrap(array, meta(size, views.contiguous_stride(size), dtype))
+
+
+def to_tensor(array: Any) -> torch.Tensor:
+    """A new contiguous tensor over a jax (or NumPy) array."""
+    array = runtime.start().numpy.asarray(array)
+    return from_array(array, to_torch(array.dtype))
+
+
+def read_any(a: torch.Tensor) -> Any:
+    """The values of a tpu tensor, or of a CPU tensor, as a jax array."""
+    if a.device.type == "cpu":
+        return runtime.start().numpy.asarray(host_array(a))
+    return read(a)
 
 
 def empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -21,9 +21,9 @@ from cloud_backend.eager_modes import EagerMode as EagerMode
 from cloud_backend.eager_modes import eager_mode as eager_mode
 from cloud_backend.eager_modes import get_eager_mode as get_eager_mode
 from cloud_backend.eager_modes import set_eager_mode as set_eager_mode
+from cloud_backend.events import Memory
 from cloud_backend.precision import Precision as Precision
 from cloud_backend.precision import precision as precision
-from cloud_backend.tensor import Memory
 from torch_tpu_unified.core.errors import not_yet
 
 default_generators = (rng.default_generator,)

@@ -42,17 +42,6 @@ def glu_backward_jvp(grad_x, grad_glu, x, dgrad_glu, dx, dim):
     return tangent
 
 
-@lowers(aten.matmul_backward.default, meta=False)
-def matmul_backward(grad, x, other, mask):
-    wide = compute_dtype(x.dtype)
-    _, pull = jax.vjp(jnp.matmul, cast(x, wide), cast(other, wide))
-    grads = pull(jnp.conj(cast(grad, wide)))
-    return tuple(
-        cast(jnp.conj(g), like.dtype) if wanted else None
-        for g, like, wanted in zip(grads, (x, other), mask, strict=True)
-    )
-
-
 @lowers(aten.max_pool2d_backward.default, meta=False)
 def max_pool2d_backward(
     grad_output, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False

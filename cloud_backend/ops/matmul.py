@@ -34,6 +34,35 @@ def mm_dtype(x, mat2, out_dtype):
     return cast(product(x, mat2), to_jax(out_dtype))
 
 
+@lowers(aten.matmul.default)
+def matmul(x, other):
+    return cast(product(x, other), x.dtype)
+
+
+@lowers(aten.matmul_backward.default, meta=False)
+def matmul_backward(grad, x, other, mask):
+    # As matrices: a vector is a row on the left and a column on the right.
+    left = x[None, :] if x.ndim == 1 else x
+    right = other[:, None] if other.ndim == 1 else other
+    grad = grad[..., None, :] if x.ndim == 1 else grad
+    grad = grad[..., None] if other.ndim == 1 else grad
+    grad_x = grad_other = None
+    if mask[0]:
+        grad_x = _summed_to(product(grad, jnp.conj(right).mT), left.shape)
+        grad_x = cast(grad_x.reshape(x.shape), x.dtype)
+    if mask[1]:
+        grad_other = _summed_to(product(jnp.conj(left).mT, grad), right.shape)
+        grad_other = cast(grad_other.reshape(other.shape), other.dtype)
+    return grad_x, grad_other
+
+
+def _summed_to(value, shape):
+    """The sum over the batch dimensions that `shape` lacks or has as 1."""
+    lead = value.ndim - len(shape)
+    kept = [i + lead for i, n in enumerate(shape) if n == 1 and value.shape[i + lead] != 1]
+    return value.sum((*range(lead), *kept)).reshape(shape)
+
+
 @lowers(aten._int_mm.default)
 def int_mm(x, mat2):
     return jnp.matmul(x, mat2, preferred_element_type=np.int32)

@@ -51,7 +51,7 @@ def test_every_overload_is_listed(doctor) -> None:
         ("add.out", "derived", "add.Tensor", "no", "out="),
         ("transpose.int", "view", "", "yes", None),
         ("as_strided", "view", "", "yes", None),
-        ("linear", "composite", "", "through its parts", None),
+        ("conv1d", "composite", "", "through its parts", None),
         ("nonzero", "native", "", "not differentiable", "host sync"),
         ("rand", "native", "", "no", "random"),
         ("_cudnn_rnn", "foreign", "", "", "random"),

@@ -33,6 +33,7 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
     aten.contiguous.default: [(X.mT,)],
     aten.clone.default: [(X,), (X.mT,)],
     aten.view.default: [(X, [4, 6]), (X, [-1, 2])],
+    aten._unsafe_view.default: [(X, [4, 6]), (X, [-1, 2])],
     aten.reshape.default: [(X.mT, [4, -1])],
     aten._reshape_alias.default: [(X, [6, 4], [4, 1])],
     aten.view.dtype: [(X, torch.int32), (X, torch.int16), (X, torch.float64)],

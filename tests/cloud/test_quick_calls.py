@@ -139,3 +139,25 @@ def test_zero_dimensional_complex_keeps_the_rank_of_the_float():
         ours = x.to("tpu") * z.to("tpu")
         assert ours.dtype == expected.dtype
         assert torch.equal(ours.cpu(), expected)
+
+
+def test_options_are_told_apart_and_numbers_among_them_make_no_programs():
+    x, y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+    a, b = x.to("tpu"), y.to("tpu")
+    for _ in range(2):  # the second time, the quick way
+        for options in ({}, {"alpha": 2}, {"alpha": 2.5}, {"alpha": 0}, {"alpha": -0.0}):
+            expected = torch.add(x, y, **options)
+            torch.testing.assert_close(torch.add(a, b, **options).cpu(), expected)
+        for format in (torch.contiguous_format, torch.preserve_format):
+            found = a.mT.clone(memory_format=format)
+            assert found.stride() == x.mT.clone(memory_format=format).stride()
+            torch.testing.assert_close(found.cpu(), x.mT)
+        for dtype in (None, torch.float64, torch.int32):
+            found = a.sum(dtype=dtype)
+            assert found.dtype == x.sum(dtype=dtype).dtype
+            torch.testing.assert_close(found.cpu(), x.sum(dtype=dtype))
+    programs = torch.tpu.compile_count()
+    for i in range(5):
+        torch.testing.assert_close(torch.add(a, b, alpha=3.25 + i).cpu(), x + (3.25 + i) * y)
+    a.add_(b, alpha=-0.5)
+    assert torch.tpu.compile_count() <= programs + 1
