@@ -121,6 +121,10 @@ RESULTS = {
 
 # What PyTorch refuses, and with which class of error.
 REFUSALS = {
+    "products of types that do not mix": (
+        "v1 = torch.ones(2, 2, device=dev)",
+        "v2 = v1.to(torch.float8_e5m2) @ v1.double()",
+    ),
     "a number that a dtype cannot hold": (
         U,
         "v1.fill_(300)",
@@ -224,10 +228,6 @@ LIMITATIONS = {
     "index_put_ into a tensor that repeats elements": (
         "v1 = torch.zeros(1, device=dev).expand(3)",
         "v1[torch.tensor([0, 1]).to(dev)] = torch.ones(2, device=dev)",
-    ),
-    "products of types that do not mix": (
-        "v1 = torch.ones(2, 2, device=dev)",
-        "v2 = v1.to(torch.float8_e5m2) @ v1.double()",
     ),
 }
 
