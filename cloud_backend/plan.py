@@ -171,7 +171,6 @@ class Kernel:
         # `tensor.wrap`: each Python frame on this path costs as much as the addition itself.
         if self.special:
             return self._general(args, kwargs)
-        first = None
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype(), precision.Setting.name]
         for i, a in enumerate(args):
@@ -181,9 +180,7 @@ class Kernel:
                     return self._general(args, kwargs)
                 if self.lazy_bits and (a.is_neg() or a.is_conj()):
                     return self._general(args, kwargs)
-                if not i:
-                    first = buffer
-                elif buffer is first and self.inplace:
+                if i and self.inplace and buffer is args[0].untyped_storage().buffer:
                     return self._general(args, kwargs)  # which checks how they overlap
                 arrays.append(base)
                 if base.shape == (shape := a.shape) and a.is_contiguous():
@@ -200,12 +197,12 @@ class Kernel:
                     return self._general(args, kwargs)
                 arrays.append(number(a) if a else zero(a))
                 key.append(kind)
-            elif kind is complex:  # `_flatten` passes it as an array, whatever its value
-                return self._general(args, kwargs)
             elif kind is list or kind is tuple:
                 if any(isinstance(x, Tensor) for x in a):
                     return self._general(args, kwargs)
                 key += (tuple(a), tuple(map(type, a)))
+            elif kind is complex:  # `_flatten` passes it as an array, whatever its value
+                return self._general(args, kwargs)
             else:
                 key += (kind, a)
         if kwargs and not self._options(kwargs, arrays, key):
@@ -219,6 +216,8 @@ class Kernel:
         if m is None:
             args[0].untyped_storage().buffer.array = array
             return args[0]
+        if not m.contiguous:
+            return tensor.wrap(array, m)
         made = _new_tensor(m.size, m.dtype)
         storage = made.untyped_storage()
         storage._swap_data_ptr_(_new_storage(_take_address(m.nbytes), DEVICE, m.nbytes))
@@ -273,7 +272,7 @@ class Kernel:
     def _remember(self, key: Any, plan: Plan, program: Program) -> None:
         """Let `__call__` serve calls that look like this one, if they need no more than it does."""
         m = None if self.inplace else plan.fresh[0] if len(plan.fresh) == 1 else None
-        if self.inplace or (plan.tree is None and isinstance(m, Meta) and m.contiguous):
+        if self.inplace or (plan.tree is None and isinstance(m, Meta)):
             self.quick[key] = (program.execute, program.handlers, m)
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
