@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from adapter_base import ConvertAdapter
+from adapter_base import ConvertAdapter, Precheck
 from adapter_device import NamedDevice
 
 import torch_tpu_unified as ttu
@@ -33,15 +33,42 @@ class Ours(ConvertAdapter):
             "cli",
             "compare_capture",
             "device",
+            "dynamic_range",
             "dynamic_shapes",
+            "edgetpu",
+            "fp16",
             "inspect",
+            "int16x8",
+            "int4",
+            "int8",
+            "int8_io",
             "names",
             "nhwc_io",
+            "precheck",
+            "quant_signatures",
             "runtime",
             "signatures",
             "verify",
+            "weight_only",
         }
     )
+
+    @staticmethod
+    def _quantization(quantize: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The cases' names of modes and of the target as ours."""
+        options = dict(options)
+        if "target" in options:
+            options["to"] = options.pop("target")
+        if not quantize:
+            return options
+        given = dict(quantize)
+        mode, bits = given.pop("mode"), given.pop("bits", 8)
+        names = {
+            "dynamic": "int8-dynamic", "weight_only": f"int{bits}-weight", "fp16": "float16",
+        }  # fmt: skip
+        options["calibration"] = given.pop("calibration", None)
+        options["quantize"] = {"mode": names.get(mode, mode), **given}
+        return options
 
     def convert(
         self,
@@ -54,6 +81,7 @@ class Ours(ConvertAdapter):
         **options: Any,
     ) -> str:
         self.need_for(dynamic_shapes, quantize, options)
+        options = self._quantization(quantize, options)
         ttu.convert(module, args, kwargs, dynamic_shapes=dynamic_shapes, **options).save(out_path)
         return out_path
 
@@ -64,10 +92,29 @@ class Ours(ConvertAdapter):
         out_path: str = "",
         **options: Any,
     ) -> str:
-        if quantize:
-            self.need("quant_signatures")
+        options = self._quantization(quantize, options)
         ttu.convert(signatures=signatures, **options).save(out_path)
         return out_path
+
+    def precheck(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        quantize: Any = None,
+        require_mapped: float | None = None,
+        **options: Any,
+    ) -> Precheck:
+        options = self._quantization(quantize, options)
+        found = ttu.precheck(module, args, require_mapped=require_mapped, **options)
+        return Precheck(
+            text=str(found),
+            mapped=found.mapped,
+            unmapped=found.unmapped,
+            largest_activation=found.largest_activation,
+            parameter_bytes=found.parameter_bytes,
+            peak_activation=found.peak_activation,
+            cached_bytes=found.cached_bytes,
+        )
 
     def inspect(self, path: str) -> str:
         return str(ttu.inspect(path))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from torch_tpu_unified.cli import edgetpu_compiler
 from torch_tpu_unified.cli.progress import Stage, stages, without_native_notes
 
 from torch_tpu_unified import factories, files, inputspec, opensizes, sources
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 class Request:
     """A checked command line."""
 
+    to: str
     source: str
     output: Path
     inputs: tuple[InputSpec, ...]
@@ -48,6 +50,7 @@ class Request:
     inference_type: str | None
     float_layers: tuple[str, ...]
     allow_float: bool
+    require_mapped: float | None
     as_json: bool
     quiet: bool
 
@@ -87,7 +90,15 @@ class Request:
 
 
 def _check_quantization(options: Mapping[str, Any]) -> None:
-    if options["quantize"] is None:
+    if options["to"] == "edgetpu":
+        if options["calibration"] is None:
+            raise OptionError(
+                "--to edgetpu computes in int8, which needs --calibration: a folder, a .npz file, "
+                "or file.py:callable"
+            )
+    elif options["require_mapped"] is not None:
+        raise OptionError("--require-mapped belongs to --to edgetpu, and to tpu-convert check")
+    elif options["quantize"] is None:
         for name in ("calibration", "observer", "inference_type", "float_layers", "allow_float"):
             if options[name]:
                 flag = name.replace("_", "-").removesuffix("s")
@@ -108,11 +119,17 @@ def run(request: Request) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             converted, table = _work(request, stage)
         stage("save")
-        converted.save(request.output)
+        written = converted.save(request.output)
+    compiled = edgetpu_compiler.run(written) if request.to == "edgetpu" else None
     if request.as_json:
-        click.echo(json.dumps(_as_json(request, converted, table), indent=2))
+        told = _as_json(request, converted, table)
+        if compiled is not None:
+            told["compiler"] = dataclasses.asdict(compiled)
+        click.echo(json.dumps(told, indent=2))
     elif not request.quiet:
         click.echo(f"{request.output}: {converted.report}")
+        if compiled is not None:
+            click.echo(f"{compiled.file or 'not compiled'}: {compiled.text}")
         if table is not None:
             click.echo(f"parity on the same inputs\n{table}")
     if table is not None and not table.ok:
@@ -122,7 +139,7 @@ def run(request: Request) -> None:
 
 def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
     stage("load")
-    from torch_tpu_unified import calibration, conversion, parity_table, programs
+    from torch_tpu_unified import calibration, conversion, edgetpu, parity_table, programs
 
     program = programs.load_program(
         request.source,
@@ -133,6 +150,7 @@ def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
     )
     converted = conversion.convert_programs(
         {conversion.DEFAULT_SIGNATURE: program},
+        to=request.to,
         io_layout=request.io_layout,
         verify=request.verify,
         quantize=_config(request),
@@ -141,6 +159,8 @@ def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
         input_names=request.input_names or None,
         output_names=request.output_names or None,
     )
+    if converted.report.edgetpu is not None:
+        edgetpu.demand(converted.report.edgetpu, request.require_mapped)
     if not request.parity:
         return converted, None
     return converted, parity_table.parity(program, progress=stage)
@@ -148,7 +168,8 @@ def _work(request: Request, stage: Stage) -> tuple[Converted, Parity | None]:
 
 def _config(request: Request) -> Any:
     """The quantisation that is asked for; None for float32."""
-    if request.quantize is None:
+    mode = request.quantize or ("int8" if request.to == "edgetpu" else None)
+    if mode is None:
         return None
     from litert_export.quantize import QuantConfig
 
@@ -157,7 +178,7 @@ def _config(request: Request) -> Any:
     if len(ends) > 2:
         raise OptionError(f"--inference-type {request.inference_type}: TYPE, or INPUT,OUTPUT")
     return QuantConfig(
-        mode=request.quantize,
+        mode=mode,
         observer=request.observer or "minmax",
         input_type=kinds[0],
         output_type=kinds[1],

@@ -14,6 +14,7 @@ from torch_tpu_unified.cli.progress import stages, without_native_notes
 
 from torch_tpu_unified import factories, files, inputspec
 from torch_tpu_unified.core.errors import OptionError
+from torch_tpu_unified.targets import FILES
 
 _SUFFIX = {"stablehlo": ".mlir", "tpu": ".tpu"}
 # Options of the LiteRT target, and what they hold when they are not given.
@@ -28,6 +29,7 @@ _LITERT = {
     "inference_type": None,
     "float_layers": (),
     "allow_float": False,
+    "require_mapped": None,
 }
 _OURS = {"topology": None, "shard": "none", "train": False, "stablehlo_version": None}
 
@@ -38,7 +40,7 @@ def refuse_foreign(options: Mapping[str, Any]) -> None:
     Raises:
         OptionError: names the first one.
     """
-    litert = options["to"] == "litert"
+    litert = options["to"] in FILES
     for name, default in (_OURS if litert else _LITERT).items():
         if options[name] != default:
             target = "stablehlo and tpu" if litert else "litert"

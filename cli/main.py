@@ -24,6 +24,8 @@ Examples:
   tpu-convert model.pt2 --to tpu --topology v6e:2x4
   tpu-convert module.pt --trust-pickle --input float32[1,3,224,224]
   tpu-convert model.pt2 --quantize int8 --calibration images/
+  tpu-convert model.pt2 --to edgetpu --calibration images/
+  tpu-convert check model.tflite --target edgetpu --require-mapped 95
 
 \b
 Exit codes: 0 done, 1 failed, 2 the command line is wrong.
@@ -109,6 +111,12 @@ TTU_DEBUG=1 shows tracebacks; TTU_DUMP=folder writes the graph after each stage.
     help="Layers that stay in float32, by name, such as '*softmax*'.",
 )
 @click.option("--allow-float", is_flag=True, help="Let operators without integer form be float32.")
+@click.option(
+    "--require-mapped",
+    type=float,
+    metavar="PERCENT",
+    help="Of the target edgetpu: fail, and write nothing, when fewer operators are mapped.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.version_option(__version__, prog_name="tpu-convert")
@@ -119,8 +127,9 @@ def command(**options: Any) -> None:
     function that gives an nn.Module, or a tuple of it with its example inputs), a TorchScript .pt,
     or a pickled nn.Module with --trust-pickle.
 
-    TARGET is litert; stablehlo (text, or portable bytecode as FILE.mlirbc); tpu (an executable
-    and a report for --topology, without a TPU); or tpu-cache (compiled programs on disk).
+    TARGET is litert; edgetpu (in int8, in operators that its compiler maps); stablehlo (text, or
+    portable bytecode as FILE.mlirbc); tpu (an executable and a report for --topology, without a
+    TPU); or tpu-cache (compiled programs on disk).
     """
     check_target(options["to"])
     from torch_tpu_unified.cli import convert_xla
@@ -140,6 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and leave with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with failures.reported(as_json="--json" in given):
+        if given[:1] == ["check"]:
+            from torch_tpu_unified.cli import check
+
+            check.command.main(given[1:], prog_name="tpu-convert check", standalone_mode=False)
+            sys.exit(0)
         result = command.main(given, prog_name="tpu-convert", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
 

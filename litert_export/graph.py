@@ -95,13 +95,17 @@ class Pair:
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """An operator call. An input that is None is an optional one left out."""
+    """An operator call. An input that is None is an optional one left out.
+
+    `version` is what a file says that was read; 0 for an op that is in no file yet.
+    """
 
     code: str
     inputs: list[Value | None]
     outputs: list[Value]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: str | None = None
+    version: int = 0
 
 
 class ResultType(NamedTuple):

@@ -6,6 +6,7 @@ Bad files give one InputError that says what is wrong with them.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from litert_export import schema
 from litert_export.graph import Graph, Op, Quantization, Value
+from litert_export.writer import SOURCES
 from torch_tpu_unified.core.errors import InputError
 
 
@@ -70,6 +72,11 @@ class _Reader:
         self.graphs = [self._graph(i, names.get(i)) for i in range(len(self.model.subgraphs or []))]
         for s in self._signatures():
             self._name_ends(s)
+        lines = self._lines()
+        for graph in self.graphs:
+            of = lines.get(graph.name, {})
+            for op in graph.ops:
+                op.source = next((of[v.name] for v in op.outputs if v.name in of), None)
 
     def _signatures(self) -> list[Any]:
         return list(self.model.signatureDefs or [])
@@ -124,7 +131,7 @@ class _Reader:
         return graph
 
     def _op(self, operator: Any, tensors: list[Value]) -> Op:
-        number, custom, _ = self.codes[operator.opcodeIndex]
+        number, custom, version = self.codes[operator.opcodeIndex]
         code = schema.builtin_names().get(number, f"CODE_{number}")
         made = operator.builtinOptions or operator.builtinOptions2
         options = {} if made is None else {schema.snake(k): v for k, v in vars(made).items()}
@@ -136,7 +143,18 @@ class _Reader:
             [None if i < 0 else tensors[i] for i in _ints(operator.inputs)],
             [tensors[i] for i in _ints(operator.outputs)],
             options,
+            version=version,
         )
+
+    def _lines(self) -> dict[str, dict[str, str]]:
+        """Graph -> tensor -> the source line that our writer noted."""
+        for entry in self.model.metadata or []:
+            if _text(entry.name) == SOURCES:
+                buffer = self.model.buffers[entry.buffer]
+                raw = np.asarray(buffer.data if buffer.data is not None else [], np.uint8)
+                found: dict[str, dict[str, str]] = json.loads(raw.tobytes() or b"{}")
+                return found
+        return {}
 
     def _name_ends(self, signature: Any) -> None:
         graph = self.graphs[signature.subgraphIndex]

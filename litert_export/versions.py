@@ -185,8 +185,12 @@ _RULES: dict[str, Callable[[Op], int]] = {
 }
 
 
-def version(op: Op) -> int:
-    """The lowest version of the operator that covers this call."""
+def version(op: Op, dtype: str | None = None) -> int:
+    """The lowest version of the operator that covers this call.
+
+    Args:
+        dtype: as if its data had this type.
+    """
     present = [v for v in op.inputs if v is not None]
     # The first data operand decides; index and shape parameters come after it, SPLIT's before it.
     main = present[0] if present else op.outputs[0]
@@ -202,7 +206,7 @@ def version(op: Op) -> int:
         found.append(_RANK5.get(op.code, 1))
         if len({v.shape for v in present}) > 1:
             found.append(_BROADCAST5.get(op.code, 1))
-    found.append(_by_type(op, main.dtype))
+    found.append(_by_type(op, dtype or main.dtype))
     return max(found)
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch_tpu_unified.comparison import verify as verify
     from torch_tpu_unified.conversion import Converted as Converted
     from torch_tpu_unified.conversion import convert as convert
-    from torch_tpu_unified.conversion import precheck as precheck
     from torch_tpu_unified.device_functions import jax_op as jax_op
     from torch_tpu_unified.device_functions import load_executable as load_executable
+    from torch_tpu_unified.edgetpu import precheck as precheck
     from torch_tpu_unified.inspection import inspect as inspect
     from torch_tpu_unified.parity_table import parity as parity
     from torch_tpu_unified.programs import load_program as load_program
@@ -36,7 +36,7 @@ _HOMES = {
     "load_executable": "device_functions",
     "load_program": "programs",
     "parity": "parity_table",
-    "precheck": "conversion",
+    "precheck": "edgetpu",
     "verify": "comparison",
 }
 __all__ = ["__version__", *_HOMES]

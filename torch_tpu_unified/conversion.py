@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from torch_tpu_unified import agreement, closeness, files, programs
+from torch_tpu_unified import agreement, closeness, edgetpu, files, programs
 from torch_tpu_unified import calibration as calibrating
 from torch_tpu_unified.agreement import Agreement
 from torch_tpu_unified.closeness import Closeness
-from torch_tpu_unified.core.errors import NotYetAvailable, OptionError, VerificationError, not_yet
+from torch_tpu_unified.core.errors import NotYetAvailable, OptionError, VerificationError
+from torch_tpu_unified.edgetpu import OnChip
 from torch_tpu_unified.programs import Program
 from torch_tpu_unified.tables import readable_bytes
 from torch_tpu_unified.targets import check_target
@@ -44,6 +45,7 @@ class Report:
         verified: signature -> the comparison with PyTorch; empty when it was not asked for. Of a
             quantised file it tells similarity, which decides nothing.
         quantized: signature -> mode, samples, what stayed in float32, warnings; empty in float32.
+        edgetpu: what an Edge TPU would run, of a file for it.
     """
 
     seconds: dict[str, float]
@@ -53,6 +55,7 @@ class Report:
     signatures: dict[str, tuple[list[str], list[str]]]
     verified: dict[str, Agreement | Closeness]
     quantized: dict[str, Any] = dataclasses.field(default_factory=dict)
+    edgetpu: OnChip | None = None
 
     @property
     def ok(self) -> bool:
@@ -77,6 +80,8 @@ class Report:
             lines.append(str(table))
         if not self.verified:
             lines.append("not verified")
+        if self.edgetpu is not None:
+            lines.append(str(self.edgetpu))
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +91,7 @@ class Report:
             k: {"inputs": i, "outputs": o} for k, (i, o) in self.signatures.items()
         }
         plain["quantized"] = {k: dataclasses.asdict(q) for k, q in self.quantized.items()}
+        plain["edgetpu"] = self.edgetpu and self.edgetpu.as_json()
         plain["verified"] = {k: a.as_json() for k, a in self.verified.items()}
         return plain
 
@@ -137,9 +143,10 @@ def convert(
         module_or_program: an nn.Module, or an ExportedProgram.
         args, kwargs: example inputs of the module, tensors of the shapes and dtypes to deploy; an
             ExportedProgram has its own.
-        to: `litert`, which gives a `Converted`; or `stablehlo` or `tpu`, which give an
-            `XlaProgram` and take the options of `xla_targets.convert`: `topology`, `shard`,
-            `train`, `text`, `stablehlo_version`.
+        to: `litert`, which gives a `Converted`; `edgetpu`, the same in int8 and in operators that
+            the Edge TPU's compiler maps, with its verdict in the report; or `stablehlo` or `tpu`,
+            which give an `XlaProgram` and take the options of `xla_targets.convert`: `topology`,
+            `shard`, `train`, `text`, `stablehlo_version`.
         dynamic_shapes: sizes that callers of the file may choose, as torch.export takes it; the
             example's are the default ones. The file is verified at three choices of sizes.
         quantize: `int8`, `int16x8`, `int8-dynamic`, `int8-weight`, `int4-weight`, `float16`, or a
@@ -183,6 +190,7 @@ def convert(
     seconds = {"export": time.perf_counter() - start}
     return convert_programs(
         found,
+        to=to,
         io_layout=io_layout,
         quantize=quantize,
         calibration=calibration,
@@ -265,9 +273,11 @@ def _signature(name: str, given: Any) -> Program:
 def convert_programs(
     found: Mapping[str, Program],
     *,
+    to: str = "litert",
     io_layout: str = "nchw",
     quantize: Any = None,
     calibration: Any = None,
+    allow_float: bool = False,
     verify: bool = True,
     seconds: dict[str, float] | None = None,
     progress: Progress | None = None,
@@ -276,22 +286,21 @@ def convert_programs(
     """Convert programs, one signature each; as `convert`, which prepares them."""
     import litert_export
 
+    if to == "edgetpu":
+        quantize = _for_edgetpu(found, quantize, allow_float)
     if calibration is not None and quantize is None:
         raise OptionError("calibration without quantize has no use; give quantize='int8'")
-    samples, arrays = None, None
-    if calibration is not None:
-        samples = calibrating.of_programs(found, calibration)
-        arrays = {
-            name: [calibrating.arrays(p, io_layout) for p in given]
-            for name, given in samples.items()
-        }
+    samples = calibrating.of_programs(found, calibration) if calibration is not None else {}
     if len(found) == 1 and not options.get("input_names"):
         options["input_names"] = next(iter(found.values())).input_names
     made = litert_export.export(
         {name: p.exported for name, p in found.items()},
         io_layout=io_layout,
         quantize=quantize,
-        calibration=arrays,
+        calibration={
+            name: [calibrating.arrays(p, io_layout) for p in given]
+            for name, given in samples.items()
+        },
         progress=progress,
         **options,
     )
@@ -305,7 +314,7 @@ def convert_programs(
             outputs = made.report.signatures[name][1]
             judge = compare_with_file if quantize is None else closeness.of_file
             # Example inputs may be random numbers, outside the ranges that calibration saw.
-            shown = samples[name][0] if samples and samples[name] else program
+            shown = samples[name][0] if samples.get(name) else program
             verified[name] = judge(shown, made.model, name, outputs, io_layout)
         seconds["verify"] = time.perf_counter() - start
     report = Report(
@@ -316,13 +325,38 @@ def convert_programs(
         dict(made.report.signatures),
         verified,
         dict(made.report.quantized),
+        edgetpu.of_graphs(made.graphs) if to == "edgetpu" else None,
     )
+    _refuse(verified)
+    return Converted(made.model, report)
+
+
+def _refuse(verified: Mapping[str, Agreement | Closeness]) -> None:
     for name, table in verified.items():
         if isinstance(table, Closeness):
             closeness.refuse(table, f"the quantised LiteRT file ({name})")
         else:
             agreement.refuse(table, f"the LiteRT file ({name})")
-    return Converted(made.model, report)
+
+
+def _for_edgetpu(found: Mapping[str, Program], quantize: Any, allow_float: bool) -> Any:
+    """The quantisation for the Edge TPU.
+
+    Raises:
+        OptionError: a mode other than int8, or sizes that are left open.
+    """
+    from litert_export import dynamic
+    from litert_export.quantize import QuantConfig
+
+    for name, program in found.items():
+        if dynamic.symbols(program.exported):
+            raise OptionError(
+                f"the Edge TPU needs static shapes; {name} has open sizes (a dynamic batch or "
+                "length): leave out dynamic_shapes (--dynamic)"
+            )
+    config = QuantConfig.of("int8" if quantize is None else quantize)
+    kept = allow_float or config.allow_float
+    return dataclasses.replace(config, target="edgetpu", allow_float=kept)
 
 
 def compare_with_file(
@@ -374,6 +408,3 @@ def _compare(
         found = [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
     wide = (lambda: program.reference(torch.float64)) if program.module is not None else None
     return agreement.judge(found, program.reference(), names, wide=wide)
-
-
-precheck = not_yet("torch_tpu_unified.precheck", "it comes with the Edge TPU target")

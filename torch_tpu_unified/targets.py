@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from torch_tpu_unified.core.errors import NotYetAvailable, OptionError
+from torch_tpu_unified.core.errors import OptionError
 
 LITERT = "litert"
+FILES = (LITERT, "edgetpu")  # both give a LiteRT file
 XLA = ("stablehlo", "tpu", "tpu-cache")
-LATER = ("edgetpu",)
 
 
 def check_target(to: str) -> None:
-    """Refuse a target that is unknown or does not exist yet.
+    """Refuse a target that is unknown.
 
     Raises:
-        NotYetAvailable: a planned target.
-        OptionError: any other.
+        OptionError: names those that exist.
     """
-    known = ", ".join((LITERT, *XLA))
-    if to in LATER:
-        raise NotYetAvailable(f"the target {to!r} is not available yet; give one of {known}")
-    if to != LITERT and to not in XLA:
+    known = ", ".join((*FILES, *XLA))
+    if to not in (*FILES, *XLA):
         raise OptionError(f"the target {to!r} is unknown; give one of {known}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from litert_export.graph import Graph
-from litert_export.quantize import calibrate, prepare, regions, scales, static, weights
+from litert_export import versions
+from litert_export.graph import Graph, Op
+from litert_export.quantize import calibrate, prepare, regions, scales, static, traits, weights
 from litert_export.quantize.calibrate import Progress, Sample
 from litert_export.quantize.config import QuantConfig
 from torch_tpu_unified.core.errors import ConversionError, OptionError
@@ -61,8 +62,11 @@ def apply(
             "out dynamic_shapes (--dynamic), or use int8-dynamic"
         )
     prepare.run(graph, config.activations)
-    found = regions.find(graph, static.named_ops(graph, config))
-    floating = static.float_ops(graph, config, found)
+    if config.target == "edgetpu":
+        floating, found = _for_edgetpu(graph, config), regions.Regions()
+    else:
+        found = regions.find(graph, static.named_ops(graph, config))
+        floating = static.float_ops(graph, config, found)
     observed = calibrate.observe(graph, samples, config, progress)
     decided = scales.assign(graph, observed, config, floating | found.inside, set(found.of))
     done.samples = observed.samples
@@ -70,3 +74,24 @@ def apply(
     done.warnings += decided.warnings
     static.quantize(graph, decided, config, floating, found)
     return done
+
+
+def _for_edgetpu(graph: Graph, config: QuantConfig) -> set[Op]:
+    """Rewrite for the Edge TPU; returns what stays in float32.
+
+    That is what runs on the CPU anyhow and has no integer form that the compiler knows: a form that
+    it does not know makes it refuse the whole file.
+    """
+    from litert_export.edgetpu import rewrite, rules
+
+    rewrite.run(graph)
+    touched = [op for op in graph.ops if traits.touches_float(op)]
+    return static.named_ops(graph, config) | {
+        op
+        for op in touched
+        if traits.function(op, "int8") is not None
+        or not traits.has_integer_form(op, "int8")
+        or op.code in traits.COMPARE
+        or op.code in ("CAST", "DIV")
+        or rules.refusal(op, versions.version(op, "int8"))
+    }

@@ -10,6 +10,7 @@ from torch_tpu_unified.core.errors import OptionError
 STATIC = ("int8", "int16x8")
 WEIGHTS = ("int8-dynamic", "int8-weight", "int4-weight", "float16")
 MODES = (*STATIC, *WEIGHTS)
+TARGETS = ("litert", "edgetpu")
 OBSERVERS = ("minmax", "percentile", "mse")
 END_TYPES = ("int8", "uint8", "int16", "float32")
 
@@ -28,6 +29,8 @@ class QuantConfig:
         input_type, output_type: `int8`, `uint8`, `int16` or `float32`; None: the mode's own.
         float_layers: name patterns (as in a shell) of layers that stay in float32.
         allow_float: let operators without an integer form stay in float32 instead of failing.
+        target: `litert`, or `edgetpu`: what that compiler does not map is rewritten, and linear
+            layers have one scale for all rows.
         per_channel_linear: one scale for each row of a linear layer's weight, else one for all.
         ratio: ranges that differ more than so many times do not share a scale: the narrower one
             keeps its own, at the cost of a QUANTIZE.
@@ -45,9 +48,11 @@ class QuantConfig:
     allow_float: bool = False
     per_channel_linear: bool = True
     ratio: float = 16.0
+    target: str = "litert"
 
     def __post_init__(self) -> None:
-        for name, known in (("mode", MODES), ("observer", OBSERVERS)):
+        choices = (("mode", MODES), ("observer", OBSERVERS), ("target", TARGETS))
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise OptionError(
                     f"quantize: {name} {getattr(self, name)!r} is none of {', '.join(known)}"
@@ -58,6 +63,8 @@ class QuantConfig:
                 raise OptionError(f"quantize: {name} {given!r} is none of {', '.join(END_TYPES)}")
             if given not in (None, "float32") and not self.is_static:
                 raise OptionError(f"quantize: {self.mode} has float32 inputs and outputs")
+        if self.target == "edgetpu" and self.mode != "int8":
+            raise OptionError(f"quantize: the Edge TPU computes in int8, not in {self.mode}")
         if not 0.5 < self.percentile <= 1:
             raise OptionError(f"quantize: percentile {self.percentile} is not in (0.5, 1]")
 

@@ -22,6 +22,8 @@ from litert_export.quantize.params import FIXED, LIMITS, Range, activation, one,
 _CLAMPS = frozenset({"MAXIMUM", "MINIMUM"})
 # Ops whose kernels round and saturate to the scale of their result, and clamps before clamps.
 _SATURATING = traits.FREE | _CLAMPS | frozenset(traits.WEIGHTED)
+# Beyond these an 8-bit result no longer changes; the op before saturates there instead.
+_REACH = {"LOGISTIC": 6.3, "TANH": 3.2}
 _NOTHING = Range(0.0, 0.0)
 
 
@@ -83,6 +85,7 @@ class _Assignment:
         self.result = Scales()
         self.fixed: dict[Value, Quantization] = {}
         self.lows: dict[Value, float] = {}
+        self.highs: dict[Value, float] = {}
         self.shadowed: set[Value] = set()
 
     def run(self) -> Scales:
@@ -127,6 +130,11 @@ class _Assignment:
         """Numbers far below their row's maximum make no difference to a softmax: masks saturate."""
         for op in self.ops:
             v = op.inputs[0] if op.inputs else None
+            if v is not None and op.code in _REACH and self.dtype == "int8":
+                made = self.producers.get(v)
+                free = made is not None and made.code in _SATURATING - _CLAMPS
+                if free and self._only_reader(v, op):
+                    self.lows[v], self.highs[v] = -_REACH[op.code], _REACH[op.code]
             if op.code == "SOFTMAX" and v in self.observed.row_maximum and v is not None:
                 self._floor(v, op, self.observed.row_maximum[v] - SOFTMAX_REACH)
 
@@ -168,7 +176,8 @@ class _Assignment:
             return finite(v.data) or _NOTHING
         found = self.observed.ranges.get(v, _NOTHING)
         low = max(found.low, self.lows.get(v, found.low))
-        return Range(low, max(found.high, low))
+        high = min(found.high, self.highs.get(v, found.high))
+        return Range(low, max(high, low))
 
     def _values(self) -> Iterable[Value]:
         for v in self.graph.values:

@@ -248,7 +248,8 @@ class _Writer:
         else:
             data = self.integer(x)
         assert data.quantization is not None
-        per_channel = op.code != "FULLY_CONNECTED" or self.config.per_channel_linear
+        rows = self.config.per_channel_linear and self.config.target != "edgetpu"
+        per_channel = op.code != "FULLY_CONNECTED" or rows
         q = params.weight(w.data, axis if per_channel else None)
         b = inputs[at_bias] if at_bias < len(inputs) else None
         if b is not None:

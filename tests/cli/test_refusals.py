@@ -161,7 +161,7 @@ def test_no_pickle_hides_in_a_program(
         (["{nets}:net", "--input", "float31[2]"], "unknown dtype 'float31'"),
         (["{nets}:net", "--input", "two by eight"], "is not understood"),
         (["{nets}:net", "--input", "x=2x8", "--input", "2x8"], "name it too"),
-        (["{folder}/program.pt2", "--to", "edgetpu"], "not available yet"),
+        (["{folder}/program.pt2", "--to", "edgetpu"], "needs --calibration"),
         (["{folder}/program.pt2", "--to", "paper"], "unknown"),
         (["{folder}/program.pt2", "--quantize", "int8"], "needs --calibration"),
         (["{folder}/program.pt2", "--calibration", "x.npz"], "needs --quantize"),

@@ -143,14 +143,11 @@ def test_rounding_that_float32_cannot_avoid_is_no_fault(image: torch.Tensor) -> 
 
 def test_what_is_not_there_yet_says_so(net: nn.Module, image: torch.Tensor) -> None:
     for options in (
-        {"to": "edgetpu"},
         {"max_rank": 4},
         {"int64": "int32"},
     ):
         with pytest.raises(NotYetAvailable, match="not available yet"):
             ttu.convert(net, (image,), **options)
-    with pytest.raises(NotYetAvailable):
-        ttu.precheck(net, (image,))
     with pytest.raises(NotYetAvailable):
         ttu.load("net.tflite", delegate="edgetpu")
     with pytest.raises(NotYetAvailable):
