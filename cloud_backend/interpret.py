@@ -29,6 +29,10 @@ _RANGES = (
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 )
+_SIZES = {
+    aten.sym_size.int: lambda x, dim: x.shape[dim],
+    aten.sym_numel.default: lambda x: x.size,
+}
 # Nodes that compute with Python numbers (symbolic sizes), not with tensors.
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 # Python functions of numbers, where a number is a value of the program.
@@ -54,7 +58,7 @@ def known_operators() -> set[Any]:
     from cloud_backend.ops import CUSTOM, TABLE
 
     special = (aten._make_dep_token.default, aten._local_scalar_dense.default, aten.copy_.default)
-    return {*TABLE, *CUSTOM, *_ASSERTS, *_RANGES, *special, aten._assert_scalar.default}
+    return {*TABLE, *CUSTOM, *_ASSERTS, *_RANGES, *special, *_SIZES, aten._assert_scalar.default}
 
 
 def attribute(gm: GraphModule, target: str) -> Any:
@@ -123,6 +127,8 @@ def _evaluate(node: Node, args: Any, kwargs: Any, key: Any, checks: list[Any] | 
         return _assertion(target, args, kwargs, checks)
     if target in _RANGES:
         return None
+    if target in _SIZES:
+        return _SIZES[target](*args)
     if target is aten._make_dep_token.default:
         return runtime.start().numpy.zeros(())
     if target is aten._local_scalar_dense.default:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_tpu_unified.conversion import convert as convert
     from torch_tpu_unified.device_functions import jax_op as jax_op
     from torch_tpu_unified.device_functions import load_executable as load_executable
+    from torch_tpu_unified.device_functions import scan_layers as scan_layers
     from torch_tpu_unified.edgetpu import precheck as precheck
     from torch_tpu_unified.inspection import inspect as inspect
     from torch_tpu_unified.parity_table import parity as parity
@@ -37,6 +38,7 @@ _HOMES = {
     "load_program": "programs",
     "parity": "parity_table",
     "precheck": "edgetpu",
+    "scan_layers": "device_functions",
     "verify": "comparison",
 }
 __all__ = ["__version__", *_HOMES]

@@ -4,3 +4,4 @@ from __future__ import annotations
 
 from cloud_backend.ahead import load_executable as load_executable
 from cloud_backend.custom import jax_op as jax_op
+from cloud_backend.scan_layers import scan_layers as scan_layers

@@ -91,6 +91,8 @@ def make(group: str, name: str) -> Sample:
     size = sum(p.numel() for p in model.parameters())
     if size > 40e6:
         raise NotJudged(f"the rules leave {size / 1e6:.0f} million parameters")
+    if hasattr(model, "freeze_feature_encoder"):  # otherwise it sets `requires_grad` as it runs,
+        model.freeze_feature_encoder()  # which no compiler traces; it is how such models are tuned
     with torch.no_grad():
         for p in model.parameters():  # the usual start has zeros that would hide what follows
             if p.is_floating_point() and not p.any():
