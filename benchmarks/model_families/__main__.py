@@ -23,7 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_families.judge import KINDS, NotJudged, judge, summary
+from benchmarks.model_families.judge import (
+    FORWARD,
+    GRADIENT,
+    KINDS,
+    NotJudged,
+    judge,
+    summary,
+)
 
 LIBRARIES = {
     "transformers": "benchmarks.model_families.from_transformers",
@@ -84,6 +91,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         for kind in KINDS:
             if row.get(kind, "ok") != "ok":
                 lines.append(f"{row['group']}/{row['name']}: {kind}: {row[kind]}")
+    lines.append(f"\ntolerances: results {FORWARD:.0e}, loss and gradients {GRADIENT:.0e} of a ")
+    lines[-1] += "tensor's largest value; counted as ok beyond that:"
+    for row in rows:
+        for kind, why in row.get("leave", {}).items():
+            lines.append(f"{row['group']}/{row['name']}: {kind}: {row['errors'][kind]:.1e}, {why}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from benchmarks.model_families.judge import NotJudged, Sample
 
 GROUPS = ("timm",)
 CANDIDATES = 12  # models of a module that are looked at for the smallest
+SMALL = 128  # pixels
 
 _PARTS = (
     *("", ".ops", ".ops.misc", ".ops.boxes", ".transforms", ".transforms.functional"),
@@ -80,9 +81,22 @@ def make(group: str, name: str) -> Sample:
     model = min(sizes, key=sizes.__getitem__)
     built = _shallow(timm, model)
     config = built.pretrained_cfg
-    channels, height, width = config.get("min_input_size") or config["input_size"]
+    channels, *size = config.get("min_input_size") or config["input_size"]
     torch.manual_seed(1)
-    return Sample(built, {"x": torch.randn(2, channels, height, width)}, model)
+    return Sample(built, {"x": _image(built, channels, size)}, model)
+
+
+def _image(model: nn.Module, channels: int, size: list[int]) -> torch.Tensor:
+    """Two images, small where the model takes them: XLA's convolutions on a CPU are slow."""
+    small = torch.randn(2, channels, SMALL, SMALL)
+    if min(size) > SMALL:
+        try:
+            with torch.no_grad():
+                model.eval()(small)
+            return small
+        except Exception:  # the size is fixed, or has to be a multiple of something else
+            pass
+    return torch.randn(2, channels, *size)
 
 
 class _Adapter(nn.Module):

@@ -160,6 +160,10 @@ def _inputs(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         raise NotJudged(f"no rule makes the input {main}")
     if "input_ids" in found and "pixel_values" in found:
         _with_image_tokens(model, config, found)
+    if audio is None and "pixel_values" in found:
+        frames = _first(config, "num_frames", default=8)
+        video = found["pixel_values"].unsqueeze(1).repeat(1, frames, 1, 1, 1)
+        return [found, {**found, "pixel_values": video}]
     if audio is None:
         return [found]
     wave = torch.randn(BATCH, 4000) * 0.3

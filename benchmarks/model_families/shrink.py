@@ -26,6 +26,8 @@ _LAYERS = re.compile(
 )
 _EXPERTS = re.compile(r"(num|n)_(\w*_)?experts$|num_local_experts|n_routed_experts")
 _LISTS = re.compile(r"depths|layer_types|num_blocks|mlp_layer_types|layers_block_type|layers_block")
+_WINDOWS = {"window_size": 2, "attention_window": 4, "sliding_window": 8}
+_PER_LAYER = ("attention_window",)
 _ZERO = re.compile(r"drop|mask_(time|feature)_prob|jitter|layerdrop|noise")
 
 
@@ -40,18 +42,20 @@ def configs(config: Any) -> list[Any]:
 
 def widths(config: Any) -> int:
     """The power of two by which the widths of a configuration and its parts can be divided."""
-    sizes = []
+    sizes, most = [], 64
     for part in configs(config):
         for name in ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim"):
             value = vars(part).get(name)
             if isinstance(value, int) and value >= 2:
                 sizes.append(value)
                 break
+        rotated = vars(part).get("qk_rope_head_dim")  # its halves are rotated
+        most = min(most, rotated // 4) if isinstance(rotated, int) and rotated >= 4 else most
     if not sizes:
         return 1
     divisor = 1
     while min(sizes) >= 2 * divisor * WIDTH // 2 and all(s % (2 * divisor) == 0 for s in sizes):
-        if divisor >= 64:
+        if 2 * divisor > most:
             break
         divisor *= 2
     return divisor
@@ -102,6 +106,8 @@ def _smaller(name: str, value: Any, divisor: int, layers: int) -> Any:
         return min(value, 2)
     if name in ("image_size", "img_size", "input_size"):
         return min(value, 64)
+    if name in _WINDOWS:
+        return min(value, _WINDOWS[name])
     if "max_position" in name or name in ("n_positions", "max_source_positions"):
         return min(value, 256)
     if _WIDTHS.search(name) and not _NOT_WIDTHS.search(name) and value >= 16:
@@ -112,6 +118,8 @@ def _smaller(name: str, value: Any, divisor: int, layers: int) -> Any:
 def _shorter(name: str, value: list[Any], divisor: int, layers: int) -> Any:
     if name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         return value[:layers]
+    if name in _WINDOWS and all(isinstance(v, int) for v in value):
+        return [min(v, _WINDOWS[name]) for v in value][: layers if name in _PER_LAYER else None]
     if name == "depths" or name == "num_blocks":
         return [1 for _ in value]
     if name in ("image_size", "img_size") and all(isinstance(v, int) for v in value):
