@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cloud_backend import events, explain, plan, refusals
+from cloud_backend import events, explain, norm_statistics, plan, refusals
 from cloud_backend.registration import hide_from_dynamo, libraries
 from torch_tpu_unified.core import schema
 from torch_tpu_unified.core.errors import LoweringError
@@ -71,10 +71,10 @@ def boot() -> None:
         op = getattr(aten, full.removeprefix("aten::")).default
         entry = table.get(getattr(aten, name.removeprefix("aten::")).default)
         if entry is not None:
-            _register(library, op, plan.Kernel(op, entry, writes))
+            _register(library, op, norm_statistics.kernel_of(op, entry, writes))
     for op, entry in table.entries.items():
         if op.namespace == "aten" and not schema.is_view(op):
-            _register(library, op, plan.Kernel(op, entry))
+            _register(library, op, norm_statistics.kernel_of(op, entry))
             for other in _derived_forms(op):
                 if other.namespace == "aten" and other not in _registered:
                     _register(library, other, _derived(other, op, entry))
@@ -94,6 +94,10 @@ def _guard_memory(library: Any) -> None:
             full = op._schema.name + (f".{overload}" if overload != "default" else "")
             library.m.impl(full, "PrivateUse1", functools.partial(_refuse, op), False)
     library.m.impl("aten::_reshape_from_tensor", "PrivateUse1", _reshape_from_tensor, False)
+    above = torch.library.Library("aten", "IMPL")
+    libraries.append(above)
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        above.m.impl("tensor_split.tensor_indices_or_sections", key, _tensor_split, False)
 
 
 def _refuse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +109,12 @@ def _refuse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 def _reshape_from_tensor(self: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
     return self.reshape(shape.tolist())
+
+
+def _tensor_split(self: torch.Tensor, where: torch.Tensor, dim: int = 0) -> Any:
+    """The composite reads `where` in the host's memory: it gets a copy there."""
+    op = aten.tensor_split.tensor_indices_or_sections
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, self, where.cpu(), dim)
 
 
 def _register(library: Any, op: OpOverload, function: Callable[..., Any]) -> None:
@@ -151,7 +161,7 @@ def _derived_forms(op: OpOverload) -> list[OpOverload]:
 def _derived(other: OpOverload, op: OpOverload, entry: Any) -> Callable[..., Any]:
     if schema.out_arguments(other):
         return functools.partial(_call_out, other, op)
-    return plan.Kernel(other, entry)
+    return norm_statistics.kernel_of(other, entry)
 
 
 # These compute in the dtype of what `out=` names, unless `dtype=` says otherwise.
@@ -226,12 +236,12 @@ def _resolve(op: OpOverload) -> Callable[..., Any]:
         if schema.out_arguments(op):
             return functools.partial(_call_out, op, functional)
         if entry is not None:
-            return plan.Kernel(op, entry)
+            return norm_statistics.kernel_of(op, entry)
         if len(op._schema.returns) == 1 and len(schema.written_arguments(op)) == 1:
             return functools.partial(_call_inplace, functional)
     entry = TABLE.get(op)
     if entry is not None:
-        return plan.Kernel(op, entry)
+        return norm_statistics.kernel_of(op, entry)
     if functional is None and (computing := schema.computing_form(op)) is not None:
         return functools.partial(_call_out, op, computing)
     decomposition = decomposition_of(op)

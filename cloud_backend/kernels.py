@@ -410,10 +410,11 @@ for _op, _position in (
 @functools.cache
 def table_kernel(op: Any) -> plan.Kernel:
     """The kernel that runs `op` by the table's lowering of its functional form."""
+    from cloud_backend import norm_statistics
     from cloud_backend.ops import TABLE
     from torch_tpu_unified.core import schema
 
     entry = TABLE.get(schema.functional_form(op))
     if entry is None:
         raise NotImplementedError(f"tpu: {op} has no lowering")
-    return plan.Kernel(op, entry)
+    return norm_statistics.kernel_of(op, entry)

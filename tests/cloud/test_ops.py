@@ -112,9 +112,7 @@ _HOST_SCALARS = (torch._foreach_addcmul, torch._foreach_addcdiv)
 # is equal one day must leave here.
 LIMITATIONS = {
     "chalf": "XLA has no complex type of two float16",
-    "tensor_split": "PyTorch refuses indices in a tensor that is not on the CPU, on every device",
     "matrix_exp-bfloat16": "the CPU's kernel overflows to NaN; the device computes in float32",
-    "native_layer_norm-bfloat16": "statistics are float32 for half precision, as on CUDA",
 }
 
 

@@ -39,11 +39,27 @@ def _decomposed(x: torch.Tensor) -> torch.Tensor:
     return op(x, w, b, m, v, 0.1, 1e-3)[0]
 
 
+def _statistics(name: str, training: bool, running: torch.dtype, weight: torch.dtype) -> OpCase:
+    """All results of a batch norm of bfloat16, whose statistics have the parameters' dtype."""
+
+    def make() -> tuple[Any, ...]:
+        parameters = (torch.rand(3).to(d) for d in (weight, weight, running, running))
+        return torch.randn(4, 3, 5).bfloat16(), *parameters
+
+    def fn(x: Any, w: Any, b: Any, m: Any, v: Any) -> Any:
+        return torch.ops.aten.native_batch_norm(x, w, b, m, v, training, 0.1, 1e-5)
+
+    return OpCase(f"batch_statistics_{name}", fn, make, halves=("cloud",))
+
+
 CASES = [
-    # Its other results are empty on the CPU and the running statistics on every other device.
+    _statistics("trained", True, torch.bfloat16, torch.bfloat16),
+    _statistics("stored", False, torch.bfloat16, torch.bfloat16),
+    _statistics("trained_mixed", True, torch.float32, torch.float32),
+    _statistics("stored_mixed", False, torch.float32, torch.float32),
     OpCase(
         "batch_norm_no_training",
-        lambda *a: torch.ops.aten._native_batch_norm_legit_no_training(*a, 0.1, 1e-5)[0],
+        lambda *a: torch.ops.aten._native_batch_norm_legit_no_training(*a, 0.1, 1e-5),
         lambda: (torch.randn(2, 3, 4), *(torch.rand(3) for _ in range(4))),
         halves=("cloud",),
     ),
@@ -64,6 +80,12 @@ CASES = [
     _f("layer_no_bias", lambda x: F.layer_norm(x, (6,), _W.to(x), None, 1e-3), 4, 6),
     _f("layer_whole", lambda x: F.layer_norm(x, (6,), _W.to(x), _B.to(x)), 6),
     _f("layer_results", lambda x: torch.native_layer_norm(x, (6,), None, None, 1e-5), 3, 6),
+    OpCase(
+        "layer_statistics",
+        lambda x, w: [torch.native_layer_norm(x, (6,), p, p, 1e-5) for p in (w, w.float())],
+        lambda: (torch.randn(3, 6).bfloat16(), torch.randn(6).bfloat16()),
+        halves=("cloud",),
+    ),
     _f("group", lambda x: F.group_norm(x, 3, _W.to(x), _B.to(x)), 2, 6, 4, 5),
     _f("group_plain", lambda x: F.group_norm(x, 2), 2, 6, 5),
     _f("group_one", lambda x: F.group_norm(x, 1, _W.to(x), _B.to(x)), 2, 6, 4, 4),

@@ -28,9 +28,6 @@ WITHOUT_VALUES = {
 }  # fmt: skip
 # The index of one among equal elements is free: only the values, which come first, are compared.
 FREE_INDICES = {"kthvalue", "median", "mode", "nanmedian", "sort", "topk"}
-# What these save for their backward is each backend's own: here float32 for half precision, as on
-# CUDA, and of the shape that the meta kernel says. Their gradients are compared.
-OWN_STATISTICS = {"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"}
 # Factors are unique up to signs or phases: their shapes and dtypes are compared here.
 FREE_FACTORS = {
     "geqrf", "linalg.eig", "linalg.eigh", "linalg.qr", "linalg.svd", "qr", "svd",
@@ -85,7 +82,7 @@ def moved(tree: Any, device: str) -> Any:
 
 def comparable(name: str, results: Any) -> Any:
     """What of an entry's results has determined values."""
-    if name in FREE_INDICES | OWN_STATISTICS and isinstance(results, tuple):
+    if name in FREE_INDICES and isinstance(results, tuple):
         return results[0]
     return results
 
