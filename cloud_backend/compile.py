@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from cloud_backend import dispatch, recurrent_layers
 from cloud_backend.compiled_graph import CompiledGraph
+from cloud_backend.graph_placement import Pair
 from cloud_backend.interpret import all_nodes, known_operators
 from torch_tpu_unified.core.errors import InputError, LoweringError
 from torch_tpu_unified.core.report import as_text, missing_operators
@@ -52,10 +53,10 @@ def tpu_backend(
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    compile_graph = functools.partial(_compile_graph, _recompile_reason())
+    compile_graph = functools.partial(_compile_graph, _recompile_reason(), Pair())
     return aot_autograd(
         fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
+        bw_compiler=functools.partial(compile_graph, backward=True),
         inference_compiler=compile_graph,
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
@@ -99,11 +100,11 @@ def _recompile_reason() -> str:
 
 
 def _compile_graph(
-    reason: str, gm: GraphModule, example_inputs: Sequence[Any]
+    reason: str, pair: Pair, gm: GraphModule, example_inputs: Sequence[Any], backward: bool = False
 ) -> Callable[..., Any]:
     """A boxed function (takes a list of inputs, returns a list of outputs) for an ATen graph."""
     _refuse_missing(gm)
-    return CompiledGraph(gm, reason)
+    return CompiledGraph(gm, reason, pair, backward=backward)
 
 
 def _refuse_missing(gm: GraphModule) -> None:

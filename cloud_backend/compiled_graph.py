@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from cloud_backend import events, precision, rng, runtime, tensor, views
+from cloud_backend import events, graph_placement, mesh, precision, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax
 from cloud_backend.interpret import all_nodes, attribute, interpret, is_random, to_array
 from cloud_backend.program import Program, on_device
@@ -33,10 +33,20 @@ class CompiledGraph:
     Args:
         gm: the graph. A `copy_` into an input is its new value, written when the program has run.
         reason: why PyTorch compiled its function again, "" for the first graph.
+        pair: what a forward and a backward graph of one function share.
+        backward: whether this is the backward graph.
     """
 
-    def __init__(self, gm: GraphModule, reason: str = "") -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        reason: str = "",
+        pair: graph_placement.Pair | None = None,
+        *,
+        backward: bool = False,
+    ) -> None:
         self.gm, self.reason = gm, reason
+        self.pair, self.backward = pair or graph_placement.Pair(), backward
         self._boxed_call = True  # on the instance: PyTorch's wrappers copy what stands there
         nodes = list(gm.graph.nodes)
         self.placeholders = [n for n in nodes if n.op == "placeholder"]
@@ -69,9 +79,9 @@ class CompiledGraph:
         numbers = tuple([inputs[i] for i in self.numbers])
         tensors = [inputs[i] for i in self.places] if numbers else inputs
         setting = precision.Setting.name
-        arrays = self._plain_arrays(tensors)
+        arrays = self._plain_arrays(tensors) if mesh.Active.mesh is None else None
         if arrays is None or self.last is None or self.last[0] != (numbers, setting):
-            arrays = self._find(numbers, setting, tensors)
+            arrays = self._find(numbers, setting, tensors, inputs)
         _, program, kinds = self.last
         for place in self.donated:
             _own(arrays, place)
@@ -99,15 +109,20 @@ class CompiledGraph:
             append(base)
         return arrays
 
-    def _find(self, numbers: Any, setting: Any, tensors: list[Any]) -> list[Any]:
+    def _find(self, numbers: Any, setting: Any, tensors: list[Any], inputs: Any) -> list[Any]:
         """The arrays of any inputs; the program for them becomes the last one."""
         arrays = on_device([self._array(i, x) for i, x in enumerate(tensors)])
+        placement = None
+        if mesh.Active.mesh is not None:
+            arrays, placement = graph_placement.settle(
+                tensors, arrays, self.pair, self.backward, inputs
+            )
         looks = tuple([(a.shape, a.dtype) for a in arrays])
-        key = (numbers, setting, looks)
+        key = (numbers, setting, looks, placement)
         if key not in self.programs:
             self._count(numbers, looks)
             with events.span("tpu::make_program"):
-                self.programs[key] = self._make(numbers, arrays)
+                self.programs[key] = self._make(numbers, arrays, placement)
         self.last = ((numbers, setting), *self.programs[key])
         return arrays
 
@@ -122,6 +137,8 @@ class CompiledGraph:
         if self.constants is None:
             held = [attribute(self.gm, str(n.target)) for n in self.attributes]
             self.constants = on_device([to_array(c) for c in held])
+        if mesh.Active.mesh is not None:
+            self.constants = [mesh.settled(c) for c in self.constants]
         return self.constants
 
     def _count(self, numbers: Any, looks: Any) -> None:
@@ -129,7 +146,7 @@ class CompiledGraph:
         name = f"a graph of {len(self.called)} operators"
         reason = self.reason
         if self.programs:
-            before, _, shapes = next(reversed(self.programs))
+            before, _, shapes, _ = next(reversed(self.programs))
             reason = "another precision of products"
             if numbers != before:
                 reason = f"new sizes {list(numbers)}, after {list(before)}"
@@ -140,7 +157,9 @@ class CompiledGraph:
         if flags.DEBUG.value:
             print(f"tpu: program for {name}", file=sys.stderr)
 
-    def _make(self, numbers: tuple[Any, ...], arrays: list[Any]) -> tuple[Program, list[Any]]:
+    def _make(
+        self, numbers: tuple[Any, ...], arrays: list[Any], placement: Any
+    ) -> tuple[Program, list[Any]]:
         kinds: list[Any] = []
 
         def run(*arguments: Any) -> list[Any]:
@@ -149,6 +168,8 @@ class CompiledGraph:
             environment: dict[Node, Any] = {}
             for place in self.places:
                 environment[self.placeholders[place]] = next(given)
+            if placement is not None:
+                placement.gather([self.placeholders[i] for i in self.places], environment)
             for place, number in zip(self.numbers, numbers, strict=True):
                 environment[self.placeholders[place]] = number
             for node in self.attributes:
@@ -156,15 +177,21 @@ class CompiledGraph:
             checks: list[Any] = []
             interpret(self.gm, environment, rng.key(next(given)) if self.random else None, checks)
             results = self._results(environment, kinds)
+            if placement is not None:
+                results = placement.settled(results, kinds)
             for place, node in self.written.items():
                 kinds.append(("write", place))
-                results.append(environment[node])
+                value = environment[node]
+                if placement is not None:
+                    value = placement.pinned(self.places.index(place), value)
+                results.append(value)
             kinds.extend(("check", message) for _, message in checks)
             return [*results, *(condition for condition, _ in checks)]
 
         jitted = runtime.start().jit(run, keep_unused=True, donate_argnums=tuple(self.donated))
         state = [np.zeros(4, np.uint32)] if self.random else []
-        program = Program(jitted, [*arrays, *self._held(), *on_device(state)])
+        given = [*arrays, *self._held(), *on_device(state)]
+        program = Program(jitted, given, direct=placement is None)
         return program, list(kinds)
 
     def _results(self, environment: dict[Node, Any], kinds: list[Any]) -> list[Any]:

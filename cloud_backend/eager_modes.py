@@ -54,12 +54,19 @@ def set_eager_mode(mode: EagerMode | str) -> None:
         mode: "strict", "debug" or "fused", or a member of `EagerMode`.
 
     Raises:
-        InputError: no such mode.
+        InputError: no such mode, or "fused" while `tpu` stands for a mesh of chips.
     """
     global _current, _hook
-    from cloud_backend import plan
+    from cloud_backend import mesh, plan
 
     mode = _as_mode(mode)
+    strict: Any = None
+    if mesh.Active.mesh is not None:
+        from cloud_backend import sharded
+
+        if mode is EagerMode.DEFER_AND_FUSE:
+            raise InputError(sharded.NOT_FUSED)
+        strict = sharded.take
     flush()
     if _hook is not None:
         _hook.remove()
@@ -73,7 +80,8 @@ def set_eager_mode(mode: EagerMode | str) -> None:
         _hook = register_optimizer_step_post_hook(lambda *_: RECORDER.flush())
         plan.Calls.take = RECORDER
     else:
-        plan.Calls.take = _debug if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else None
+        debug = mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+        plan.Calls.take = _debug if debug else strict
     _current = mode
 
 

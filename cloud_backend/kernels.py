@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import events, pending, plan, refusals, runtime, storage, tensor, views
+from cloud_backend import events, mesh, pending, plan, refusals, runtime, storage, tensor, views
 from cloud_backend.tensor import CPU_KEYS
 
 Tensor = torch.Tensor
@@ -207,7 +207,7 @@ def from_host(source: Tensor) -> Any:
     """A jax array with a copy of a CPU tensor's values."""
     values = np.array(tensor.host_array(source), copy=True, order="C")
     events.to_device(values.nbytes)
-    return runtime.start().device_put(values, runtime.device())
+    return runtime.start().device_put(values, mesh.place())
 
 
 @kernel(aten._assert_async.default, aten._assert_async.msg)
@@ -259,7 +259,8 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.dtype == src.dtype and self.shape == src.shape and _whole(src) and _whole(self):
         content = pending.content(src)
         if pending.shape_of(content) == self.shape:
-            pending.put(self.untyped_storage().buffer, content)
+            buffer = self.untyped_storage().buffer
+            pending.put(buffer, content if mesh.Active.mesh is None else mesh.kept(buffer, content))
             return self
     table_kernel(aten.copy_.default)(self, src)
     return self

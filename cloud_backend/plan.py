@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cloud_backend import events, precision, refusals, rng, runtime, tensor, views
+from cloud_backend import arguments, events, mesh, precision, refusals, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.explain import explain
 from cloud_backend.program import Program, number, on_device, zero
@@ -35,9 +34,11 @@ _default_dtype = torch.get_default_dtype
 
 
 class Calls:
-    """Who takes the calls of kernels instead of strict mode: debug's or fused mode's function."""
+    """Who takes the calls of kernels instead of strict mode: debug's, fused mode's or a mesh's
+    function; and who makes their programs instead of `Plan.program`, over a mesh."""
 
     take: ClassVar[Callable[[Kernel, Any, Any], Any] | None] = None
+    program: ClassVar[Callable[..., Program] | None] = None
 
 
 class Plan(NamedTuple):
@@ -244,6 +245,8 @@ class Kernel:
             return self._on_host(args, kwargs)
         if self.inplace:
             refusals.check_apart(args[0], args[1:])
+        if mesh.Active.mesh is not None:
+            mesh.settle(args, kwargs)
         arrays: list[Any] = []
         key: list[Any] = [_default_dtype()]
         for i, a in enumerate(args):
@@ -259,7 +262,10 @@ class Kernel:
                 plan = self._build(cache_key, len(args), arrays, args, kwargs)
             self.plans[cache_key] = plan
         arrays = on_device(arrays)
-        program = plan.program(arrays)
+        if Calls.program is None:
+            program = plan.program(arrays)
+        else:
+            program = Calls.program(self, plan, arrays, args, kwargs)
         if quick_key is not None and not any(map(tensor.lies_otherwise, args)):
             self._remember(quick_key, plan, program)
         results = program(arrays)
@@ -396,7 +402,7 @@ class Kernel:
             for i, part in enumerate(key[1:]):
                 name, marker = (names[i], part) if i < count else part
                 places[name] = []
-                values[name] = _value(marker, stream, places[name])
+                values[name] = arguments.value(marker, stream, places[name])
             bound = entry.bind((), values)
             if self.random:
                 bound["key"] = rng.key(next(stream))
@@ -410,7 +416,7 @@ class Kernel:
                 new = [v for v in new if v is not None]
                 if len(new) != len(targets):
                     raise Unsupported(f"{len(new)} new values for {len(targets)} written tensors")
-                bases = [_store(*t, v) for t, v in zip(targets, new, strict=True)]
+                bases = [arguments.store(*t, v) for t, v in zip(targets, new, strict=True)]
                 return [self._laid_out(v, m) for v, m in zip(fresh, leaves, strict=True)], bases
             if tree is None:
                 return self._laid_out(results, leaves[0])
@@ -468,31 +474,3 @@ def _flat(results: Any) -> list[Any]:
     if not isinstance(results, (tuple, list)):
         return [results]
     return [x for r in results for x in (_flat(r) if isinstance(r, (tuple, list)) else [r])]
-
-
-def _value(marker: Any, stream: Any, places: list[Any]) -> Any:
-    """Rebuild one argument inside the trace; `places` collects where its tensors lie."""
-    kind = marker[0]
-    if kind == "C":
-        return marker[2]
-    if kind == "S":
-        return next(stream)
-    if kind == "L":
-        return [_value(m, stream, places) for m in marker[1]]
-    if kind == "N":
-        return tensor.resolved(_value(marker[1], stream, places), marker[2], marker[3])
-    base = next(stream)
-    dtype = to_jax(marker[2])
-    if kind == "W":
-        view, starts = views.Spec("whole", tuple(marker[1]), (), base.size), None
-    else:
-        view, starts = marker[1], next(stream)
-    places.append((base, view, starts, dtype))
-    return views.read(base, view, starts, dtype)
-
-
-def _store(base: Any, view: views.Spec, starts: Any, dtype: np.dtype, value: Any) -> Any:
-    from cloud_backend.ops._shared import cast
-
-    refusals.check_cast(to_torch(value.dtype), to_torch(dtype))
-    return views.write(base, view, starts, dtype, cast(value, dtype))

@@ -26,13 +26,16 @@ class Program:
 
     __slots__ = ("execute", "handlers", "tree")
 
-    def __init__(self, jitted: Callable[..., Any], arrays: list[Any]) -> None:
+    def __init__(
+        self, jitted: Callable[..., Any], arrays: list[Any], *, direct: bool = True
+    ) -> None:
         try:
             compiled = jitted.lower(*arrays).compile()
         except TypeError as e:  # a dtype that an operator of XLA's does not take
             raise RuntimeError(str(e)) from e
         self.tree = compiled.out_tree
-        execute = _direct(compiled)
+        # Arrays over several chips may have to be laid out anew, which jax's own call does.
+        execute = _direct(compiled) if direct else None
         if execute is None:
             self.execute: Any = functools.partial(_Through, compiled)
             self.handlers: Any = None

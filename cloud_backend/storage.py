@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_backend import events, runtime, tensor, views
+from cloud_backend import events, mesh, runtime, tensor, views
 
 
 def from_cpu(source: Any) -> Any:
@@ -19,7 +19,7 @@ def from_cpu(source: Any) -> Any:
     flat = torch.empty(0, dtype=torch.uint8).set_(source)
     values = np.array(flat.numpy(), copy=True)
     events.to_device(values.nbytes)
-    array = runtime.start().device_put(values, runtime.device())
+    array = runtime.start().device_put(values, mesh.place())
     return tensor.new_storage(array, nbytes)
 
 

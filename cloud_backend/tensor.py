@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cloud_backend import runtime, views
+from cloud_backend import mesh, runtime, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.events import Memory
 
@@ -29,9 +29,12 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxe
 
 
 class Buffer:
-    """What a storage holds. `array` is None for memory nobody has written yet."""
+    """What a storage holds. `array` is None for memory nobody has written yet.
 
-    __slots__ = ("array", "nbytes")
+    `home` (`mesh.Home`) is set on the buffers of sharded parameters alone.
+    """
+
+    __slots__ = ("array", "home", "nbytes")
 
     def __init__(self, array: Any, nbytes: int) -> None:
         self.array = array
@@ -167,6 +170,8 @@ def base_of(tensor: torch.Tensor) -> Any:
     if buffer.array is None:
         dtype = to_jax(tensor.dtype)
         buffer.array = zeros(storage.nbytes(), dtype)
+    if mesh.Active.mesh is not None:
+        buffer.array = mesh.settled(buffer.array)
     return buffer.array
 
 
@@ -262,7 +267,8 @@ def write(tensor: torch.Tensor, value: Any) -> None:
         and tensor.is_contiguous()
         and value.size * dtype.itemsize == storage.nbytes()
     ):
-        buffer.array = value if value.shape == size else value.reshape(size)
+        value = value if value.shape == size else value.reshape(size)
+        buffer.array = value if mesh.Active.mesh is None else mesh.kept(buffer, value)
         return
     base = base_of(tensor)
     view, starts = view_of(tensor, base)

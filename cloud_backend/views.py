@@ -142,14 +142,19 @@ def read(base: Any, view: Spec, starts: Any, dtype: np.dtype) -> Any:
     import jax
     import jax.numpy as jnp
 
-    flat = flat_as(base, dtype)
+    # Arrays of their own dtype are not flattened on the way: a mesh's partition would be lost.
+    held = base if base.dtype == dtype else flat_as(base, dtype)
     if view.kind == "whole":
-        return flat.reshape(view.size)
+        return held.reshape(view.size)
     if view.kind == "gather":
         if 0 in view.size:
             return jnp.zeros(view.size, dtype)
-        return flat[_positions(view, starts)]
-    cut = jax.lax.dynamic_slice(_padded(flat, view.shape), list(starts), view.sizes)
+        return held.reshape(-1)[_positions(view, starts)]
+    cut = _padded(held, view.shape)
+    if view.sizes != view.shape:
+        whole = [n == m for n, m in zip(view.sizes, view.shape, strict=True)]
+        places = [0 if w else s for w, s in zip(whole, starts, strict=True)]
+        cut = jax.lax.dynamic_slice(cut, places, view.sizes)
     cut = cut.reshape(view.sizes[:-1]).transpose(view.perm)
     ones = tuple(n if d in view.kept else 1 for d, n in enumerate(view.size))
     return jnp.broadcast_to(cut.reshape(ones), view.size)
@@ -190,11 +195,11 @@ def write(base: Any, view: Spec, starts: Any, dtype: np.dtype, value: Any) -> An
     return back.reshape(base.shape)
 
 
-def _padded(flat: Any, shape: tuple[int, ...]) -> Any:
+def _padded(held: Any, shape: tuple[int, ...]) -> Any:
     import jax.numpy as jnp
 
-    missing = math.prod(shape) - flat.size
-    return (jnp.pad(flat, (0, missing)) if missing else flat).reshape(shape)
+    missing = math.prod(shape) - held.size
+    return (jnp.pad(held.reshape(-1), (0, missing)) if missing else held).reshape(shape)
 
 
 def _positions(view: Spec, starts: Any) -> Any:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from torch_tpu_unified.comparison import verify as verify
     from torch_tpu_unified.conversion import Converted as Converted
     from torch_tpu_unified.conversion import convert as convert
+    from torch_tpu_unified.device_functions import Mesh as Mesh
     from torch_tpu_unified.device_functions import jax_op as jax_op
     from torch_tpu_unified.device_functions import load_executable as load_executable
     from torch_tpu_unified.device_functions import scan_layers as scan_layers
+    from torch_tpu_unified.device_functions import shard as shard
     from torch_tpu_unified.edgetpu import precheck as precheck
     from torch_tpu_unified.inspection import inspect as inspect
     from torch_tpu_unified.parity_table import parity as parity
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 # public name -> the module that holds it
 _HOMES = {
     "Converted": "conversion",
+    "Mesh": "device_functions",
     "compare": "comparison",
     "convert": "conversion",
     "inspect": "inspection",
@@ -39,6 +42,7 @@ _HOMES = {
     "parity": "parity_table",
     "precheck": "edgetpu",
     "scan_layers": "device_functions",
+    "shard": "device_functions",
     "verify": "comparison",
 }
 __all__ = ["__version__", *_HOMES]
