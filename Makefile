@@ -13,11 +13,11 @@ PROGRAMS ?= 20000
 SEED ?= 1
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test test-all break-one fuzz lint types clean
+.PHONY: help setup demo test test-all test-distributed break-one fuzz lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort \
-		| awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+		| awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make .venv with everything the demo and the tests need
 
@@ -55,6 +55,9 @@ test: lint types ## lint, types and the tests, in random order on 2 processes
 test-all: lint types ## as test, with every sample of every operator and the slow tests
 	$(call say,pytest --full on $(WORKERS) processes)
 	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal --full
+
+test-distributed: $(READY) ## collectives and strategies on 2 and 4 processes, all of them
+	@$(RUN) -m pytest -m distributed -p no:randomly tests/distributed
 
 break-one: $(READY) ## damage some lowerings, one at a time, and see that a test fails each time
 	@$(RUN) -m tests.breaking

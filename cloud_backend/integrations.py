@@ -98,8 +98,15 @@ def _allow_flex_attention(module: Any) -> None:
     control_flow.allow_flex_attention(module)
 
 
+def _register_process_groups(module: Any) -> None:
+    from cloud_backend import distributed
+
+    distributed.install(module)
+
+
 def install() -> None:
     """Arrange for the packages that need it."""
+    after_import("torch.distributed.distributed_c10d", _register_process_groups)
     after_import("accelerate.state", _accelerate_state)
     after_import("torch._dynamo.variables.builder", _allow_recurrent_layers)
     after_import("torch._dynamo.variables.optimizer", _count_steps_on_tpu)

@@ -1,7 +1,8 @@
 """Shared by all tests: fixed seeds, one thread a process, quiet start of the device, `--full`.
 
 Every test starts from the same seeds whatever ran before it, so that random order and several
-processes change nothing. Tests marked `slow` run with `--full` only.
+processes change nothing. Tests marked `slow` run with `--full` only, those marked `distributed`
+with `-m distributed` only.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("tpu_compiler"):
                 item.add_marker(absent)
-    if config.getoption("--full"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    left_out = set() if config.getoption("--full") else {"slow"}
+    if "distributed" not in config.getoption("markexpr"):
+        left_out.add("distributed")
+    out = [i for i in items if left_out & {mark.name for mark in i.iter_markers()}]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture

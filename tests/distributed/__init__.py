@@ -1,0 +1,1 @@
+"""Programs of several processes: conformance with gloo, strategies, lost ranks."""
