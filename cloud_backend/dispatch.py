@@ -188,6 +188,8 @@ def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any
     ]
     for target, result in zip(targets, flat, strict=True):
         _fill(op, target, result, operands)
+    if not op._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

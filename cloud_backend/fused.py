@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cloud_backend import plan, rng, runtime, tensor, views
+from cloud_backend import arguments, plan, rng, runtime, tensor, views
 from cloud_backend.events import Memory
 from cloud_backend.fused_program import COMPLEX, FLOAT, INT, WORDS, Program, example, starts_code
 from cloud_backend.pending import Failure, Pending, Spec, Value, content_of, put, settled, spec_of
@@ -27,7 +27,7 @@ from cloud_backend.tensor import DEVICE, Meta
 
 Tensor = torch.Tensor
 _new_tensor, _new_storage = tensor._new_tensor, tensor._new_storage
-_take_address, _default_dtype = tensor._take_address, torch.get_default_dtype
+_take_address = tensor._take_address
 _FLOAT = ("S", float)
 # A recording ends at the first repetition of the step that ended the one before, once it has
 # SOFT steps: loops without another end then settle on a few programs. HARD bounds its length,
@@ -110,7 +110,7 @@ class Recorder:
             if len(now.steps) >= SOFT or now.input_bytes >= HELD:
                 now = self._split()
             refs: list[Any] = [None]
-            key: list[Any] = [kernel, Setting.name, _default_dtype()]
+            key: list[Any] = [kernel, Setting.name, arguments.head(kernel, args, kwargs)]
             lazy_bits, inputs = kernel.lazy_bits, now.input_refs
             for i, a in enumerate(args):
                 # The commonest arguments inline what `_stored` does, as frames cost more than it.

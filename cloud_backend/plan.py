@@ -248,7 +248,7 @@ class Kernel:
         if mesh.Active.mesh is not None:
             mesh.settle(args, kwargs)
         arrays: list[Any] = []
-        key: list[Any] = [_default_dtype()]
+        key: list[Any] = [arguments.head(self, args, kwargs)]
         for i, a in enumerate(args):
             key.append(self._flatten(a, i, arrays))
         for name, a in kwargs.items():
@@ -416,7 +416,7 @@ class Kernel:
                 new = [v for v in new if v is not None]
                 if len(new) != len(targets):
                     raise Unsupported(f"{len(new)} new values for {len(targets)} written tensors")
-                bases = [arguments.store(*t, v) for t, v in zip(targets, new, strict=True)]
+                bases = arguments.stored(key[0], targets, new)
                 return [self._laid_out(v, m) for v, m in zip(fresh, leaves, strict=True)], bases
             if tree is None:
                 return self._laid_out(results, leaves[0])
