@@ -104,8 +104,15 @@ def _register_process_groups(module: Any) -> None:
     distributed.install(module)
 
 
+def _check_data_parallel(module: Any) -> None:
+    from cloud_backend.distributed import data_parallel
+
+    data_parallel.install(module)
+
+
 def install() -> None:
     """Arrange for the packages that need it."""
+    after_import("torch.nn.parallel.distributed", _check_data_parallel)
     after_import("torch.distributed.distributed_c10d", _register_process_groups)
     after_import("accelerate.state", _accelerate_state)
     after_import("torch._dynamo.variables.builder", _allow_recurrent_layers)
