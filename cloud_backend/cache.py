@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ log = logging.getLogger("torch_tpu_unified")
 _MAGIC = b"TTUC1\n"
 _DIGEST = 32
 _SUFFIX = ".program"
+_CALL_SUFFIX = ".call"
 # After an eviction this share of the bound is in use, so that not every write evicts.
 _KEEP = 0.8
 
@@ -37,8 +39,16 @@ class Statistics:
     evictions = 0
 
 
+class Asked(threading.local):
+    """The key of the program that jax asked for last, in this thread."""
+
+    key: str | None = None
+
+
 class ProgramCache:
     """A folder of compiled programs: `get` and `put` by key, as jax's `CacheInterface` has them.
+
+    Beside them lie small entries that say which program a call needs (`get_call`, `put_call`).
 
     Args:
         folder: made if it is not there, for its owner only.
@@ -50,64 +60,89 @@ class ProgramCache:
         self.limit = flags.CACHE_SIZE.value << 20 if limit is None else limit
         self._path = folder  # jax's name for it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.used = sum(size for _, size, _ in self.entries())
+        self.used = sum(size for _, size, _ in self.files())
 
-    def _file(self, key: str) -> Path:
+    def _file(self, key: str, suffix: str = _SUFFIX) -> Path:
         # jax's keys hold the program's name, which may be longer than a file name can be.
-        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + suffix)
 
     def entries(self) -> list[tuple[float, int, Path]]:
-        """(time of last use, bytes, file) of every entry, the least recently used first."""
+        """(time of last use, bytes, file) of every program, the least recently used first."""
+        return [entry for entry in self.files() if entry[2].suffix == _SUFFIX]
+
+    def files(self) -> list[tuple[float, int, Path]]:
+        """As `entries`, what says which program a call needs included."""
         found = []
         for item in os.scandir(self.folder):
-            if item.name.endswith(_SUFFIX):
+            if item.name.endswith((_SUFFIX, _CALL_SUFFIX)):
                 with contextlib.suppress(FileNotFoundError):  # another process dropped it
                     status = item.stat()
                     found.append((status.st_mtime, status.st_size, Path(item.path)))
         return sorted(found)
 
     def get(self, key: str) -> bytes | None:
-        """The entry's content; None where there is none or it is damaged (then it is removed)."""
-        path = self._file(key)
+        """The program's content; None where there is none or it is damaged (then it is removed)."""
+        Asked.key = key
+        value = self._read(self._file(key))
+        if value is None:
+            Statistics.misses += 1
+        else:
+            Statistics.hits += 1
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether there is a file for this program, damaged or not."""
+        return self._file(key).exists()
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store the content; a reader sees the old entry or the new one, never a part."""
+        if self._write(self._file(key), value):
+            Statistics.writes += 1
+
+    def get_call(self, name: str) -> bytes | None:
+        """What `put_call` stored under the name; None as in `get`."""
+        return self._read(self._file(name, _CALL_SUFFIX))
+
+    def put_call(self, name: str, value: bytes) -> None:
+        """Store what a call needs, as `put` stores a program."""
+        self._write(self._file(name, _CALL_SUFFIX), value)
+
+    def _read(self, path: Path) -> bytes | None:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            Statistics.misses += 1
             return None
         value = _unpacked(content)
         if value is None:
             Statistics.corrupt += 1
-            Statistics.misses += 1
             log.warning("tpu: the cache entry %s is damaged; the program is compiled anew", path)
             path.unlink(missing_ok=True)
             return None
-        Statistics.hits += 1
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
         return value
 
-    def put(self, key: str, value: bytes) -> None:
-        """Store the content; a reader sees the old entry or the new one, never a part."""
+    def _write(self, path: Path, value: bytes) -> bool:
         content = _packed(value)
         if len(content) > self.limit:
-            return
+            return False
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.replace(name, self._file(key))
+            os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        Statistics.writes += 1
         self.used += len(content)
         if self.used > self.limit:
             self._evict()
+        return True
 
     def remove_damaged(self) -> list[Path]:
         """Read every entry and remove those that do not match their checksum; returns them."""
         damaged = []
-        for _, _, path in self.entries():
+        for _, _, path in self.files():
             with contextlib.suppress(FileNotFoundError):  # another process dropped it
                 if _unpacked(path.read_bytes()) is None:
                     path.unlink()
@@ -115,15 +150,15 @@ class ProgramCache:
         return damaged
 
     def clear(self) -> int:
-        """Remove every entry, and what killed writers left; returns how many entries."""
+        """Remove every entry, and what killed writers left; returns how many programs."""
         entries = self.entries()
-        for path in [*(path for _, _, path in entries), *self.folder.glob("*.part")]:
+        for path in [*(path for _, _, path in self.files()), *self.folder.glob("*.part")]:
             path.unlink(missing_ok=True)
         self.used = 0
         return len(entries)
 
     def _evict(self) -> None:
-        entries = self.entries()
+        entries = self.files()
         self.used = sum(size for _, size, _ in entries)
         if self.used <= self.limit:  # other processes dropped enough
             return
@@ -158,6 +193,11 @@ def _unpacked(content: bytes) -> bytes | None:
 
 
 _active: ProgramCache | None = None
+
+
+def active() -> ProgramCache | None:
+    """The cache of this process; None when off."""
+    return _active
 
 
 def folder() -> Path | None:
@@ -197,14 +237,14 @@ def stats() -> dict[str, Any]:
     """The disk cache in numbers.
 
     Returns:
-        `folder` (None when off), `entries`, `bytes` and `limit_bytes` of the folder now; `hits`,
-        `misses`, `writes`, `corrupt`, `evictions` of this process.
+        `folder` (None when off), `entries` (programs), `bytes` and `limit_bytes` of the folder now;
+        `hits`, `misses`, `writes` of programs, `corrupt`, `evictions` of files, of this process.
     """
-    entries = _active.entries() if _active is not None else []
+    files = _active.files() if _active is not None else []
     return {
         "folder": str(_active.folder) if _active is not None else None,
-        "entries": len(entries),
-        "bytes": sum(size for _, size, _ in entries),
+        "entries": sum(path.suffix == _SUFFIX for _, _, path in files),
+        "bytes": sum(size for _, size, _ in files),
         "limit_bytes": _active.limit if _active is not None else 0,
         "hits": Statistics.hits,
         "misses": Statistics.misses,

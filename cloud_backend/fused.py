@@ -278,7 +278,7 @@ class Recorder:
         arrays = [example(r, now.specs, now.inputs) for r in refs[1:]]
         made = kernel.plans.get(markers)
         if made is None:
-            made = kernel._build(markers, len(args), arrays, args, kwargs)
+            made = kernel._build(markers, len(args), arrays, args, kwargs, abstract=True)
             kernel.plans[markers] = made
         closed, shapes = jax.make_jaxpr(made.run, return_shape=True)(*arrays)
         import jax.extend.core as extended

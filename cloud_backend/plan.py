@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch._ops import OpOverload
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from cloud_backend import arguments, events, mesh, precision, refusals, rng, runtime, tensor, views
 from cloud_backend.dtypes import to_jax, to_torch
 from cloud_backend.explain import explain
-from cloud_backend.program import Program, number, on_device, zero
+from cloud_backend.program import Plan, Program, number, on_device, zero
 from cloud_backend.tensor import Buffer, Meta, host_array
 from torch_tpu_unified.core import flags, schema
 from torch_tpu_unified.core.errors import LoweringError, Unsupported
@@ -39,23 +39,6 @@ class Calls:
 
     take: ClassVar[Callable[[Kernel, Any, Any], Any] | None] = None
     program: ClassVar[Callable[..., Program] | None] = None
-
-
-class Plan(NamedTuple):
-    """A compiled call: the jitted function, metadata of fresh results, and their structure."""
-
-    run: Callable[..., Any]
-    fresh: tuple[Meta | None, ...]
-    tree: Any  # None for a single tensor
-    programs: dict[Any, Program]  # by what base arrays look like, and the precision of products
-
-    def program(self, arrays: list[Any]) -> Program:
-        """The compiled program for these device arrays."""
-        look = (precision.Setting.name, *[(x.shape, x.dtype) for x in arrays])
-        found = self.programs.get(look)
-        if found is None:
-            found = self.programs[look] = Program(self.run, arrays)
-        return found
 
 
 def _scalar_flags(entry: Entry, p: Parameter) -> bool:
@@ -317,7 +300,16 @@ class Kernel:
 
     # ---- building
 
-    def _build(self, key: Any, count: int, arrays: list[Any], args: Any, kwargs: Any) -> Plan:
+    def _build(
+        self,
+        key: Any,
+        count: int,
+        arrays: list[Any],
+        args: Any,
+        kwargs: Any,
+        abstract: bool = False,
+    ) -> Plan:
+        """The plan of a new kind of call, with its program unless `abstract` (arrays as shapes)."""
         events.plan_made(str(self.op))
         if flags.DEBUG.value:
             print(f"tpu: program for {schema.format_call(self.op, args, kwargs)}", file=sys.stderr)
@@ -334,13 +326,23 @@ class Kernel:
                 metas = self._evaluate(self._trace(key, count, None, extra), arrays)
             run = self._trace(key, count, metas, extra)
             compiled = runtime.start().jit(run, keep_unused=True)
-            compiled.eval_shape(*arrays)
+            leaves, tree = metas
+            known = (str(self.op), key, count, metas, extra) if self._is_ours() else None
+            plan = Plan(compiled, tuple(leaves), tree, {}, known)
+            if abstract:
+                compiled.eval_shape(*arrays)
+            else:
+                plan.program(on_device(arrays))
         except Unsupported as e:
             raise LoweringError(explain(self.op, args, kwargs, str(e))) from e
         except (TypeError, ValueError) as e:  # shapes or dtypes that do not go together
             raise RuntimeError(f"{self.op._schema.name}: {e}") from e
-        leaves, tree = metas
-        return Plan(compiled, tuple(leaves), tree, {})
+        return plan
+
+    def _is_ours(self) -> bool:
+        """Whether the lowering is one of this project's, whose sources the index of programs
+        knows; a user's own may change between two processes."""
+        return str(self.entry.function.__module__).startswith("cloud_backend.ops.")
 
     def _metas(self, args: Any, kwargs: Any) -> tuple[list[Meta | None], Any] | None:
         """Metadata of the fresh results, from PyTorch's meta kernel; None where it has none."""

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cloud_backend import cache, precision, program_index
 from cloud_backend.cache import ProgramCache, Statistics
 
 PROGRAM = """
@@ -25,10 +27,10 @@ print(json.dumps({"values": values, **torch.tpu.cache_stats()}))
 """
 
 
-def _start(folder: Path | str, **more: str) -> subprocess.Popen[str]:
+def _start(folder: Path | str, program: str = PROGRAM, **more: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "TTU_CACHE": str(folder), **more}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -65,7 +67,9 @@ def test_a_second_process_compiles_nothing(warm: tuple[Path, dict[str, Any]]) ->
 
 def test_damaged_entries_are_made_anew(warm: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     source, cold = warm
-    entries = sorted(source.glob("*.program"))
+    programs = len(list(source.glob("*.program")))
+    entries = sorted([*source.glob("*.program"), *source.glob("*.call")])
+    assert len(entries) > programs
     for i, entry in enumerate(entries):
         content = entry.read_bytes()
         middle = len(content) // 2
@@ -73,10 +77,59 @@ def test_damaged_entries_are_made_anew(warm: tuple[Path, dict[str, Any]], tmp_pa
         damaged = (flipped, content[:middle], b"", b"\x80\x04cos\nsystem\n")
         (tmp_path / entry.name).write_bytes(damaged[i % 4])
     again = _run(tmp_path)
-    assert again["corrupt"] == again["writes"] == len(entries) > 4 and again["hits"] == 0
+    assert again["corrupt"] == len(entries) and again["writes"] == programs > 4
+    assert again["hits"] == 0
     assert "is damaged" in again["errors"]
     assert again["values"] == cold["values"]
-    assert _run(tmp_path)["hits"] == len(entries)
+    assert _run(tmp_path)["hits"] == programs
+
+
+def test_an_index_entry_without_its_program(
+    warm: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    source, cold = warm
+    for entry in source.glob("*.call"):
+        (tmp_path / entry.name).write_bytes(entry.read_bytes())
+    again = _run(tmp_path)
+    assert again["values"] == cold["values"] and again["corrupt"] == 0
+    assert again["writes"] == cold["writes"]
+
+
+LOWERED = """
+import json, jax, torch
+lowered = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **told: lowered.append(told.get("fun_name", "")) if "to_mlir" in event
+    else None)
+x = torch.arange(12.0, device="tpu").reshape(3, 4)
+y = x.sigmoid() + x[:, 1:2]
+y.mul_(x).clamp_(0.25)
+values = [y.sum().item(), *(t.sum().item() for t in y.topk(2)), *torch.var_mean(y)]
+print(json.dumps({"values": [float(v) for v in values], "lowered": lowered}))
+"""
+
+
+def test_a_second_process_does_not_lower_eager_operators(tmp_path: Path) -> None:
+    cold, second = (_result(_start(tmp_path, LOWERED)) for _ in range(2))
+    assert cold["values"] == second["values"]
+    names = ("sigmoid", "add", "mul_", "clamp_", "sum", "topk", "var_mean")
+    assert all(any(f"aten_{n}" in told for told in cold["lowered"]) for n in names)
+    assert not [told for told in second["lowered"] if "aten_" in told]
+
+
+def test_a_name_needs_parts_that_mean_the_same_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cache, "_active", ProgramCache(tmp_path))
+    name = program_index.key("a", (2, 3), -0.0, torch.float32)
+    assert name is not None and name == program_index.key("a", (2, 3), -0.0, torch.float32)
+    others = [("a", (2, 3), 0.0, torch.float32), ("a", (2, 3), -0.0, torch.float64)]
+    assert name not in [program_index.key(*parts) for parts in others]
+    assert program_index.key("a", object()) is None
+    with precision.precision("high"):
+        assert program_index.key("a", (2, 3), -0.0, torch.float32) != name
+    monkeypatch.setattr(cache, "_active", None)
+    assert program_index.key("a") is None
 
 
 @pytest.mark.slow
