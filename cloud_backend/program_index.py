@@ -138,11 +138,16 @@ def find(name: str, arrays: list[Any]) -> Loaded | None:
 
 def _executable(content: bytes) -> Any:
     from jax._src import compilation_cache, compiler
+    from jax._src.lax import linalg
 
     chip = runtime.device()
     serialized, _ = compilation_cache.extract_executable_and_time(
         compilation_cache.decompress_executable(content)
     )
+    if b"lapack_" in serialized or b"blas_" in serialized:
+        # jax finds the routines when it lowers a call of them, which is what a program from disk
+        # is spared; without them the call is a jump to address zero.
+        linalg.initialize_lapack()
     return chip.client.deserialize_executable(
         serialized, _devices(), compiler.get_compile_options(1, 1, np.array([[chip.id]]))
     )

@@ -132,6 +132,21 @@ def test_a_name_needs_parts_that_mean_the_same_elsewhere(
     assert program_index.key("a") is None
 
 
+FACTORS = """
+import json, torch
+a = torch.eye(3, device="tpu") * 4 + 1
+values = [torch.linalg.cholesky(a).sum(), torch.linalg.solve(a, a[0]).sum(),
+          torch.linalg.eigvalsh(a).sum(), torch.linalg.svdvals(a).sum(), torch.linalg.qr(a)[1].sum()]
+print(json.dumps({"values": [v.item() for v in values]}))
+"""
+
+
+def test_linear_algebra_of_a_second_process(tmp_path: Path) -> None:
+    # Its programs call routines of the host that jax looks up while it lowers.
+    cold, second = (_result(_start(tmp_path, FACTORS)) for _ in range(2))
+    assert cold["values"] == second["values"]
+
+
 @pytest.mark.slow
 def test_four_processes_at_once_and_one_killed(
     warm: tuple[Path, dict[str, Any]], tmp_path: Path
