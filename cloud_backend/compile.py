@@ -50,7 +50,6 @@ def tpu_backend(
         )
     dispatch.boot()
     recurrent_layers.install()
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     compile_graph = functools.partial(_compile_graph, _recompile_reason(), Pair())
@@ -59,20 +58,44 @@ def tpu_backend(
         bw_compiler=functools.partial(compile_graph, backward=True),
         inference_compiler=compile_graph,
         decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
 
 
+def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """PyTorch's choice of what to keep for backward and what to compute again there."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._functorch import config
+
+    # It first merges calls that are alike, with functions of inductor's, whose import takes longer
+    # than all else here; most graphs have no such calls.
+    with config.patch(cse=config.cse and _has_calls_alike(joint)):
+        found: tuple[GraphModule, GraphModule]
+        found = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    return found
+
+
+def _has_calls_alike(gm: GraphModule) -> bool:
+    calls = [repr((n.target, n.args, n.kwargs)) for n in gm.graph.nodes if n.op == "call_function"]
+    return len(set(calls)) < len(calls)
+
+
 @functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's core ATen decompositions, less what the table lowers whole."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
+def decompositions(composites: bool = False) -> dict[Any, Callable[..., Any]]:
+    """PyTorch's core ATen decompositions, less what the table lowers whole.
+
+    Args:
+        composites: with those of composite operators, which exported programs hold; to find them
+            takes half a second.
+    """
+    from torch import _decomp
 
     from cloud_backend.ops import TABLE
 
-    found = dict(core_aten_decompositions())
-    found.update(get_decompositions([op for op in _EXTRA if op not in found]))
+    core = _decomp._core_aten_decompositions_post_autograd
+    found = dict(_decomp.core_aten_decompositions() if composites else core())
+    found.update(_decomp.get_decompositions([op for op in _EXTRA if op not in found]))
     return {op: f for op, f in found.items() if op not in TABLE}
 
 

@@ -7,6 +7,8 @@ memory of the old ones.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import sys
 from typing import Any
 
@@ -14,8 +16,19 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from cloud_backend import events, graph_placement, mesh, precision, rng, runtime, tensor, views
+from cloud_backend import (
+    events,
+    graph_placement,
+    mesh,
+    precision,
+    program_index,
+    rng,
+    runtime,
+    tensor,
+    views,
+)
 from cloud_backend.dtypes import to_jax
+from cloud_backend.graph_text import graph_text
 from cloud_backend.interpret import all_nodes, attribute, interpret, is_random, to_array
 from cloud_backend.program import Program, on_device
 from torch_tpu_unified.core import flags
@@ -191,8 +204,26 @@ class CompiledGraph:
         jitted = runtime.start().jit(run, keep_unused=True, donate_argnums=tuple(self.donated))
         state = [np.zeros(4, np.uint32)] if self.random else []
         given = [*arrays, *self._held(), *on_device(state)]
-        program = Program(jitted, given, direct=placement is None)
-        return program, list(kinds)
+        # Programs over several chips depend on where their inputs lie, too.
+        alone = placement is None and mesh.Active.mesh is None
+        name = self._name(numbers, given) if alone else None
+        program = Program(
+            jitted, given, name, lambda: [_to_json(kind) for kind in kinds], placement is None
+        )
+        return program, [_from_json(kind) for kind in program.extra]
+
+    def _name(self, numbers: Any, arrays: list[Any]) -> str | None:
+        """What the index of programs on disk knows the program by."""
+        if self.text is None:
+            return None
+        looks = [(a.shape, str(a.dtype), a.weak_type) for a in arrays]
+        return program_index.key("graph", self.text, numbers, precision.Setting.name, looks)
+
+    @functools.cached_property
+    def text(self) -> str | None:
+        """The digest of the graph's text; None if it has none."""
+        text = graph_text(self.gm)
+        return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
     def _results(self, environment: dict[Node, Any], kinds: list[Any]) -> list[Any]:
         """The arrays that leave the program; `kinds` says what each output is made of."""
@@ -216,6 +247,21 @@ class CompiledGraph:
             else:
                 kinds.append(("value", value))
         return results
+
+
+def _to_json(kind: Any) -> Any:
+    what, value = kind
+    if isinstance(value, tensor.Meta):
+        return what, (value.size, value.stride, str(value.dtype).removeprefix("torch."))
+    return kind
+
+
+def _from_json(kind: Any) -> Any:
+    what, value = kind
+    if what in ("tensor", "host"):
+        size, stride, dtype = value
+        return what, tensor.meta(size, stride, getattr(torch, dtype))
+    return what, value
 
 
 def _fixed_size(node: Node) -> tuple[int, ...] | None:

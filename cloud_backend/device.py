@@ -155,6 +155,14 @@ def _compile_by_default() -> None:
                 return tpu_backend(model_, inputs_)
             return super().__call__(model_, inputs_)
 
+        def get_compiler_config(self) -> dict[str, Any]:
+            # As inductor's, but without its compiler, whose import takes most of a second.
+            from torch._inductor import config
+
+            with config.patch(self.config):
+                found: dict[str, Any] = config.get_config_copy()
+            return found
+
     InductorOrTpu.__name__, InductorOrTpu.__qualname__ = inductor.__name__, inductor.__qualname__
     InductorOrTpu.__module__ = inductor.__module__
     torch._TorchCompileInductorWrapper = InductorOrTpu

@@ -74,15 +74,19 @@ def is_random(node: Node) -> bool:
     return entry is not None and bool(entry.traits["random"])
 
 
-def all_nodes(gm: GraphModule) -> list[Node]:
-    """The nodes of a graph and of the graphs inside it that are interpreted."""
+def parts(gm: GraphModule) -> list[GraphModule]:
+    """A graph and the graphs inside it that are interpreted."""
     # The gradient of flex_attention comes from its forward graph; its joint graph is not read.
-    parts = [
+    return [
         module
         for name, module in gm.named_modules()
         if isinstance(module, GraphModule) and "joint_graph" not in name
     ]
-    return [n for part in parts for n in part.graph.nodes]
+
+
+def all_nodes(gm: GraphModule) -> list[Node]:
+    """The nodes of a graph and of the graphs inside it that are interpreted."""
+    return [n for part in parts(gm) for n in part.graph.nodes]
 
 
 def interpret(

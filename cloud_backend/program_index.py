@@ -68,7 +68,7 @@ def _machine() -> str:
         )
     return repr(
         (_sources(), torch.__version__, jax.__version__, jaxlib.__version__, np.__version__,
-         platform.python_version(), chip.client.platform_version, chip.device_kind,
+         platform.python_version(), chip.client.platform_version, chip.device_kind, chip.id,
          len(chip.client.devices()), platform.machine(), features)
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ class PureProgram:
     def __init__(self, exported: ExportedProgram) -> None:
         dispatch.boot()
         _check_static(exported)
-        lowered = exported.run_decompositions(dict(decompositions()))
+        lowered = exported.run_decompositions(dict(decompositions(composites=True)))
         self.module = lowered.graph_module
         missing = missing_operators(all_nodes(self.module), known_operators())
         if missing:
