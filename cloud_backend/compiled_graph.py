@@ -75,6 +75,7 @@ class CompiledGraph:
         self.constants: list[Any] | None = None
         self.called = [str(n.target) for n in nodes if n.op == "call_function"]
         self.random = any(is_random(n) for n in all_nodes(gm))
+        self.ranks = _ranks_of(gm)
         order = {n: i for i, n in enumerate(self.placeholders)}
         self.written = {  # place of the input -> the node of its new value
             order[n.args[0]]: n
@@ -204,6 +205,8 @@ class CompiledGraph:
         jitted = runtime.start().jit(run, keep_unused=True, donate_argnums=tuple(self.donated))
         state = [np.zeros(4, np.uint32)] if self.random else []
         given = [*arrays, *self._held(), *on_device(state)]
+        if self.ranks is not None:
+            return self.ranks.program(run, given, self.donated), kinds
         # Programs over several chips depend on where their inputs lie, too.
         alone = placement is None and mesh.Active.mesh is None
         name = self._name(numbers, given) if alone else None
@@ -262,6 +265,13 @@ def _from_json(kind: Any) -> Any:
         size, stride, dtype = value
         return what, tensor.meta(size, stride, getattr(torch, dtype))
     return what, value
+
+
+def _ranks_of(gm: GraphModule) -> Any:
+    """The ranks that run the graph together, if it has collectives; else None."""
+    from cloud_backend.distributed import functional
+
+    return functional.ranks_of(all_nodes(gm))
 
 
 def _fixed_size(node: Node) -> tuple[int, ...] | None:

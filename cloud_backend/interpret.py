@@ -55,9 +55,11 @@ MSG_SIZE = (
 
 def known_operators() -> set[Any]:
     """Every operator that a graph may hold: PyTorch's and the user's."""
+    from cloud_backend.distributed import functional
     from cloud_backend.ops import CUSTOM, TABLE
 
     special = (aten._make_dep_token.default, aten._local_scalar_dense.default, aten.copy_.default)
+    special += tuple(functional.operators())
     return {*TABLE, *CUSTOM, *_ASSERTS, *_RANGES, *special, *_SIZES, aten._assert_scalar.default}
 
 
@@ -164,8 +166,11 @@ def _fake_argument(node: Node, name: str) -> Any:
 
 
 def _call(node: Node, args: Any, kwargs: Any, key: Any) -> Any:
+    from cloud_backend.distributed import functional
     from cloud_backend.ops import find
 
+    if functional.is_collective(node):
+        return functional.lower(node, args, kwargs)
     entry = find(node.target)
     if entry is None:
         raise Unsupported("no lowering")

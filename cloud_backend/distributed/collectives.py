@@ -8,6 +8,7 @@ is "any", the average of integers rounds towards zero.
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,12 +18,40 @@ from jax import lax
 from cloud_backend.distributed.mesh import RANKS
 
 Reduction = Any  # a name, or ("premul_sum", factor)
+# Inside a compiled graph the axis may span several groups, each of which works for itself: their
+# members, as positions on the axis. None: one group, the whole axis.
+GROUPS: contextvars.ContextVar[list[list[int]] | None] = contextvars.ContextVar(
+    "groups", default=None
+)
 _BITWISE = {"band": jnp.bitwise_and, "bor": jnp.bitwise_or, "bxor": jnp.bitwise_xor}
 _FOLDS = {"product": jnp.multiply, "min": jnp.minimum, "max": jnp.maximum, **_BITWISE}
 
 
 def _size() -> int:
-    return int(lax.axis_size(RANKS))
+    groups = GROUPS.get()
+    return int(lax.axis_size(RANKS)) if groups is None else len(groups[0])
+
+
+def _sum(x: Any) -> Any:
+    return lax.psum(x, RANKS, axis_index_groups=GROUPS.get())
+
+
+def _rows(x: Any) -> Any:
+    """`x` of all ranks, stacked."""
+    return lax.all_gather(x, RANKS, axis_index_groups=GROUPS.get())
+
+
+def _exchanged(x: Any) -> Any:
+    """Row s of the result is row r of rank s, on rank r."""
+    return lax.all_to_all(x, RANKS, 0, 0, axis_index_groups=GROUPS.get())
+
+
+def _is(root: int) -> Any:
+    """Whether this rank is the root of its group."""
+    groups, here = GROUPS.get(), lax.axis_index(RANKS)
+    if groups is None:
+        return here == root
+    return jnp.isin(here, jnp.asarray([members[root] for members in groups]))
 
 
 def reduced(op: Reduction, x: Any) -> Any:
@@ -31,17 +60,17 @@ def reduced(op: Reduction, x: Any) -> Any:
         return x
     if op == "sum":
         if x.dtype == np.bool_:
-            return lax.psum(x.astype(np.int32), RANKS) != 0
-        return lax.psum(x, RANKS)
+            return _sum(x.astype(np.int32)) != 0
+        return _sum(x)
     if op == "avg":
-        return _divided(lax.psum(x, RANKS), _size())
+        return _divided(_sum(x), _size())
     if op == "max" and not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.pmax(x, RANKS)
+        return lax.pmax(x, RANKS, axis_index_groups=GROUPS.get())
     if op == "min" and not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.pmin(x, RANKS)
+        return lax.pmin(x, RANKS, axis_index_groups=GROUPS.get())
     if isinstance(op, tuple):
-        return lax.psum(x * jnp.asarray(op[1], x.dtype), RANKS)
-    return _folded(op, lax.all_gather(x, RANKS))
+        return _sum(x * jnp.asarray(op[1], x.dtype))
+    return _folded(op, _rows(x))
 
 
 def _divided(total: Any, n: int) -> Any:
@@ -65,15 +94,15 @@ def all_reduce(op: Reduction, *xs: Any) -> list[Any]:
 
 def all_gather(*xs: Any) -> list[Any]:
     """Each array of all ranks, stacked: (ranks, *shape)."""
-    return [lax.all_gather(x, RANKS) for x in xs]
+    return [_rows(x) for x in xs]
 
 
 def scattered(op: Reduction, x: Any) -> Any:
     """Row r of `x` (ranks, *shape) reduced over the ranks, on rank r."""
     if op in ("sum", "avg") and x.dtype != np.bool_:
-        total = lax.psum_scatter(x, RANKS)
+        total = lax.psum_scatter(x, RANKS, axis_index_groups=GROUPS.get())
         return _divided(total, _size()) if op == "avg" else total
-    rows = lax.all_to_all(x, RANKS, 0, 0)
+    rows = _exchanged(x)
     if isinstance(op, tuple):
         return (rows * jnp.asarray(op[1], x.dtype)).sum(0, dtype=x.dtype)
     return rows.any(0) if op == "sum" else _folded(op, rows)
@@ -94,8 +123,8 @@ def _from_root(root: int, x: Any) -> Any:
         return x
     # A sum of the root's bits with zeros: exact for every value, NaN and -0 included.
     bits = _bits(x)
-    kept = jnp.where(lax.axis_index(RANKS) == root, bits, jnp.zeros_like(bits))
-    return _from_bits(lax.psum(kept, RANKS), x.dtype)
+    kept = jnp.where(_is(root), bits, jnp.zeros_like(bits))
+    return _from_bits(_sum(kept), x.dtype)
 
 
 def _bits(x: Any) -> Any:
@@ -117,14 +146,9 @@ def _from_bits(bits: Any, dtype: np.dtype) -> Any:
 
 def scatter(root: int, x: Any) -> list[Any]:
     """Row r of the root's array (ranks, *shape), on rank r."""
-    return [lax.all_to_all(x, RANKS, 0, 0)[root]]
+    return [_exchanged(x)[root]]
 
 
 def all_to_all(x: Any) -> list[Any]:
     """Row s of the result (ranks, *shape) is row r of rank s, on rank r."""
-    return [lax.all_to_all(x, RANKS, 0, 0)]
-
-
-def permuted(pairs: tuple[tuple[int, int], ...], x: Any) -> list[Any]:
-    """`x` moved along (source, destination) pairs; zeros where nothing arrives."""
-    return [lax.ppermute(x, RANKS, pairs)]
+    return [_exchanged(x)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from cloud_backend import events, runtime
 from cloud_backend.distributed import launch
 
 RANKS = "ranks"
+
+
+class Program(NamedTuple):
+    """A program that all ranks of a group start, and the shapes of its results on each."""
+
+    call: Callable[..., Any]
+    shapes: list[tuple[int, ...]]
 
 
 class GroupMesh:
@@ -45,33 +52,50 @@ class GroupMesh:
             static: hashable arguments, the same on all ranks.
             arrays: this rank's arrays, of the same shapes and dtypes on all ranks.
         """
-        flat = [a.reshape(1) if a.ndim == 0 else a for a in arrays]
         key = (body, static, tuple([(a.shape, a.dtype) for a in arrays]))
         program = self._programs.get(key)
         if program is None:
             events.plan_made(f"c10d::{body.__name__}")
-            program = self._programs[key] = self._make(body, static, arrays)
-        results = program(*[self._spread(a) for a in flat])
-        return [r.addressable_data(0) for r in results]
+            named = functools.update_wrapper(functools.partial(body, *static), body)
+            program = self._programs[key] = self.program(named, arrays)
+        return self.start(program, arrays)
+
+    def program(
+        self, function: Callable[..., Any], arrays: Sequence[Any], donated: Sequence[int] = ()
+    ) -> Program:
+        """A program of all ranks, for `start`.
+
+        Args:
+            function: of one rank's arrays; returns a list of arrays.
+            arrays: examples.
+            donated: places of arrays whose memory it may take.
+        """
+        jax = runtime.start()
+        given_shapes, shapes = [a.shape for a in arrays], []
+
+        def local(*given: Any) -> list[Any]:
+            values = [x.reshape(s) for x, s in zip(given, given_shapes, strict=True)]
+            results = [jax.numpy.asarray(r) for r in function(*values)]
+            shapes[:] = [r.shape for r in results]
+            return [jax.numpy.atleast_1d(r) for r in results]
+
+        local.__name__ = f"c10d_{function.__name__}"
+        spread = jax.shard_map(
+            local, mesh=self.mesh, in_specs=self.spec, out_specs=self.spec, check_vma=False
+        )
+        jitted = jax.jit(spread, donate_argnums=tuple(donated), keep_unused=True)
+        return Program(jitted, shapes)
+
+    def start(self, program: Program, arrays: Sequence[Any]) -> list[Any]:
+        """Start a program with this rank's arrays; its results on this rank."""
+        results = program.call(*[self._spread(a if a.ndim else a.reshape(1)) for a in arrays])
+        parts = [r.addressable_data(0) for r in results]
+        return [p if s else p.reshape(s) for p, s in zip(parts, program.shapes, strict=True)]
 
     def _spread(self, a: Any) -> Any:
         shape = (self.size * a.shape[0], *a.shape[1:])
         make = runtime.start().make_array_from_single_device_arrays
         return make(shape, self.sharding, [a])
-
-    def _make(self, body: Callable[..., Any], static: Any, arrays: Sequence[Any]) -> Any:
-        jax = runtime.start()
-        shapes = [a.shape for a in arrays]
-
-        def local(*given: Any) -> list[Any]:
-            values = [x.reshape(s) for x, s in zip(given, shapes, strict=True)]
-            return [jax.numpy.atleast_1d(r) for r in body(*static, *values)]
-
-        local.__name__ = f"c10d_{body.__name__}"
-        spread = jax.shard_map(
-            local, mesh=self.mesh, in_specs=self.spec, out_specs=self.spec, check_vma=False
-        )
-        return jax.jit(spread)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,6 +20,7 @@ from cloud_backend.distributed import collectives, launch, point_to_point
 from cloud_backend.distributed.mesh import GroupMesh, group_mesh
 from cloud_backend.distributed.reductions import reduction
 from cloud_backend.distributed.work import Receiving, Work
+from cloud_backend.registration import hide_from_dynamo
 
 Tensor = torch.Tensor
 
@@ -371,6 +372,10 @@ class TpuProcessGroup(dist.ProcessGroup):
         if filled:
             _write(filled, self._run(body, *static, tensors=filled))
         return Work(tensors)
+
+
+# A graph break may fall between frames that call them.
+hide_from_dynamo(*vars(TpuProcessGroup).values())
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.distributed import functional
 from tests.distributed.cases import CASES, ONCE, Case, Setting
 
 FEW = (torch.float32, torch.bfloat16, torch.int64)
@@ -89,6 +90,7 @@ def main() -> None:
         refused += [f"{name} {dtype}"] * (verdict == "refused")
         if verdict not in ("same", "refused"):
             told.append(verdict)
+    told += functional.differences()
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, {"rank": dist.get_rank()})
     assert [o["rank"] for o in objects] == list(range(dist.get_world_size()))

@@ -154,7 +154,7 @@ def compiled(model: nn.Module, wanted: bool) -> Any:
 @strategy
 def ddp(name: str, compile: bool) -> list[str]:
     model = make(name)
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.002)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=None if compile else 0.002)
     told = compared("ddp", name, train(model, compiled(wrapped, compile), part_of), model)
     model = make(name)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)

@@ -14,9 +14,10 @@ def test_ddp_and_fsdp_of_mingpt_on_two_processes() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("options", [[], ["--compile"]], ids=["eager", "compiled"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_strategies(size: int) -> None:
-    ranks.run(size, PROGRAM, limit=1200)
+def test_all_strategies(size: int, options: list[str]) -> None:
+    ranks.run(size, [*PROGRAM, *options], limit=1800)
 
 
 @pytest.mark.distributed
