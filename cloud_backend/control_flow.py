@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch_tpu_unified.core.errors import LoweringError, Unsupported
 # The interpreter: (graph, values of its placeholders, PRNG key or None) -> its results.
 Interpret = Callable[[GraphModule, list[Any], Any], list[Any]]
 _LOWERINGS: dict[str, Callable[..., Any]] = {}
+# What to make of the body of each `scan`, a function (state, slices) -> (state, outputs).
+BODY: ContextVar[Callable[[Any], Any] | None] = ContextVar("body", default=None)
 MSG_TRITON = (
     "tpu: {name} (node {node}) is a Triton kernel, and a TPU has no Triton. Write the kernel in "
     "JAX or Pallas and make an operator of it: torch.tpu.pallas.jax_op(function)"
@@ -158,7 +161,8 @@ def scan(interpret, key, combine, init, xs, additional=()):
         return (number + 1, found[:count]), found[count:]
 
     start = (jax.numpy.zeros((), "int32"), tuple(_arrays(init)))
-    (_, carry), ys = jax.lax.scan(step, start, tuple(xs))
+    wrap = BODY.get()
+    (_, carry), ys = jax.lax.scan(wrap(step) if wrap else step, start, tuple(xs))
     return [*carry, *ys]
 
 

@@ -24,8 +24,9 @@ _ASSERTS = (
     aten._assert_async.msg,
     aten._functional_assert_async.msg,
 )
-# What a graph says about numbers that its values decide; shapes are checked by XLA anyway.
+# What a graph says of sizes and dtypes; PyTorch has checked it, and XLA checks shapes anyway.
 _RANGES = (
+    aten._assert_tensor_metadata.default,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 )

@@ -329,7 +329,7 @@ class Kernel:
             leaves, tree = metas
             known = (str(self.op), key, count, metas, extra) if self._is_ours() else None
             plan = Plan(compiled, tuple(leaves), tree, {}, known)
-            if abstract:
+            if abstract or mesh.Active.mesh is not None:  # whose programs `Calls.program` makes
                 compiled.eval_shape(*arrays)
             else:
                 plan.program(on_device(arrays))

@@ -30,9 +30,10 @@ class PureProgram:
 
     Args:
         exported: with static shapes; its weights may be on `meta`.
+        instead: decompositions of operators that shall be others than PyTorch's.
 
     Attributes:
-        weights: name -> tensor, in order.
+        weights: name -> tensor, in order; `trained`: the names of parameters among them.
         inputs: names of the user's tensors, in order.
         outputs: names of the results: `output`s of the user, then `new <name>` of what it writes.
 
@@ -41,10 +42,11 @@ class PureProgram:
         ConversionError: dynamic shapes, or inputs that are no tensors.
     """
 
-    def __init__(self, exported: ExportedProgram) -> None:
+    def __init__(self, exported: ExportedProgram, instead: Mapping[Any, Any] | None = None) -> None:
         dispatch.boot()
         _check_static(exported)
-        lowered = exported.run_decompositions(dict(decompositions(composites=True)))
+        kept = {**decompositions(composites=True), **(instead or {})}
+        lowered = exported.run_decompositions(kept)
         self.module = lowered.graph_module
         missing = missing_operators(all_nodes(self.module), known_operators())
         if missing:
@@ -72,6 +74,7 @@ class PureProgram:
         self._results = list(next(n for n in nodes if n.op == "output").args[0])
         self.outputs = [_result_name(s, i) for i, s in enumerate(signature.output_specs)]
         self.user_outputs = [i for i, s in enumerate(signature.output_specs) if s.kind in _USERS]
+        self.trained = set(signature.parameters)
         values = [n.meta["val"] for n in self._placeholders]
         self.input_values = [
             v for v, (kind, _) in zip(values, self._places, strict=True) if kind == "input"
@@ -100,6 +103,16 @@ class PureProgram:
             return jnp.asarray(environment[result])
         value = jnp.asarray(environment[result])
         return value.astype(to_jax(fake.dtype)).reshape(tuple(fake.shape))
+
+    def looped(self) -> list[list[str]]:
+        """For each loop of the graph, the names of the stacked weights that it walks over."""
+        places = zip(self._placeholders, self._places, strict=True)
+        names = {node: what for node, (kind, what) in places if kind == "weight"}
+        loops = []
+        for node in self.module.graph.nodes:
+            if str(getattr(node.target, "_name", "")) == "scan":
+                loops.append([names[x] for x in node.args[2]])
+        return loops
 
     def shapes(self, place: Any = None) -> tuple[Any, ...]:
         """The arguments as `ShapeDtypeStruct`s; `place(shape, is_weight)` gives their shardings."""

@@ -83,7 +83,13 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
     assert tops == {"torch_tpu_unified", "cloud_backend", "litert_export"}
     assert "torch_tpu_unified/cli/main.py" in names and "torch_tpu_unified/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
-    for text in ("tpu-convert = ", "tpu-doctor = ", "[torch.backends]", "[torch_dynamo_backends]"):
+    for text in (
+        "tpu-convert = ",
+        "tpu-doctor = ",
+        "tpu-plan = ",
+        "[torch.backends]",
+        "[torch_dynamo_backends]",
+    ):
         assert text in entry_points
     assert metadata["License-Expression"] == "Apache-2.0"
     needed = [r for r in metadata.get_all("Requires-Dist") or [] if "extra ==" not in r]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch_tpu_unified.edgetpu import precheck as precheck
     from torch_tpu_unified.inspection import inspect as inspect
     from torch_tpu_unified.parity_table import parity as parity
+    from torch_tpu_unified.planning import plan as plan
     from torch_tpu_unified.programs import load_program as load_program
     from torch_tpu_unified.runtime import load as load
 
@@ -40,6 +41,7 @@ _HOMES = {
     "load_executable": "device_functions",
     "load_program": "programs",
     "parity": "parity_table",
+    "plan": "planning",
     "precheck": "edgetpu",
     "scan_layers": "device_functions",
     "shard": "device_functions",

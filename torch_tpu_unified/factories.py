@@ -26,6 +26,23 @@ def split(source: str) -> tuple[str, str] | None:
     return (where, match["name"]) if where.endswith(".py") or _MODULE.fullmatch(where) else None
 
 
+def find(where: str, name: str) -> Any:
+    """What a source names, not called.
+
+    Raises:
+        OptionError: the file, the module or the name does not exist.
+        InputError: the module raises.
+    """
+    found: Any = _load_file(Path(where)) if where.endswith(".py") else _import(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise OptionError(f"{where} has no {part!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
 def make(where: str, name: str) -> Any:
     """Call the factory and return what it gives; an nn.Module that is no factory is taken as it is.
 
@@ -35,13 +52,7 @@ def make(where: str, name: str) -> Any:
     """
     import torch
 
-    found: Any = _load_file(Path(where)) if where.endswith(".py") else _import(where)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise OptionError(f"{where} has no {part!r}{hint}")
-        found = getattr(found, part)
+    found = find(where, name)
     if isinstance(found, torch.nn.Module | torch.export.ExportedProgram):
         return found
     if not callable(found):

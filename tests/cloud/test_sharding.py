@@ -35,8 +35,10 @@ def python(*arguments: str) -> str:
 def check(rows: list[dict[str, float]], names: set[str], tolerance: float) -> None:
     assert {(r["plan"], r["compiled"]) for r in rows} == {(n, c) for n in names for c in (0, 1)}
     for row in rows:
-        assert row["loss"] < tolerance, row
-        assert row["parameters"] < tolerance, row
+        # Compiled functions compute some of it in another order, or in float32.
+        bound = 1e-5 if row["compiled"] else tolerance
+        assert row["loss"] < bound, row
+        assert row["parameters"] < bound, row
         if row["plan"] == "fsdp":  # parameters and the two moments, over 8 chips
             assert row["bytes"] <= 0.15 * 3 * row["whole"], row
             assert row["gradients"] <= 0.15 * row["whole"], row
