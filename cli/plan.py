@@ -47,6 +47,9 @@ Exit codes: 0 done, 1 failed or nothing fits, 2 the command line is wrong."""
 @click.option("--length", default=4096, show_default=True, help="Tokens of a sequence.")
 @click.option("--inference", is_flag=True, help="The forward alone, instead of a training step.")
 @click.option("--search", is_flag=True, help="Compile only what may still be the fastest.")
+@click.option(
+    "--beside", type=click.FloatRange(1, 100), help="A measured MFU in %: what decides the rest."
+)
 @click.option("--plot", metavar="FILE", help="Draw tokens a second and MFU over the chips.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -60,7 +63,9 @@ def command(**options: Any) -> int:
     return run(**options)
 
 
-def run(model: str, topologies: Sequence[str], plot: str | None, **options: Any) -> int:
+def run(
+    model: str, topologies: Sequence[str], plot: str | None, beside: float | None, **options: Any
+) -> int:
     """Plan and print; 1 if nothing fits."""
     from torch_tpu_unified.cli.progress import without_native_notes
 
@@ -80,13 +85,26 @@ def run(model: str, topologies: Sequence[str], plot: str | None, **options: Any)
         )
     if plot is not None:
         draw(plans, plot)
+    told = [_beside(p, beside) for p in plans]
     if options["as_json"]:
-        click.echo(json.dumps({"ok": True, "plans": [p.as_json() for p in plans]}))
+        rows = [
+            p.as_json() | ({"beside": text} if text else {})
+            for p, text in zip(plans, told, strict=True)
+        ]
+        click.echo(json.dumps({"ok": True, "plans": rows}))
     else:
-        for p in plans:
-            click.echo(f"{p}\n")
+        for p, text in zip(plans, told, strict=True):
+            click.echo("\n".join([str(p), *text, ""]))
         click.echo(as_table(plans))
     return 0 if any(p.fits for p in plans) else failures.FAILED
+
+
+def _beside(plan: Any, measured: float | None) -> list[str]:
+    if measured is None or plan.refusal:
+        return []
+    from cloud_backend.pod.assumptions import beside
+
+    return beside(plan, measured / 100)
 
 
 @contextlib.contextmanager

@@ -75,6 +75,8 @@ def compiled(program: PureProgram, plan: StepPlan, *, remat: bool = True) -> Ste
         arguments = step.arguments()
         traced = jax.jit(step, donate_argnums=step.donated(), keep_unused=True).trace(*arguments)
         plan.flops = work.flops(traced.jaxpr) / plan.chips
+        once = Step(program, layout, train=step.train, remat=False)
+        plan.flops_without_remat = work.flops(jax.make_jaxpr(once)(*arguments)) / plan.chips
         kept = work.kept_bytes(traced.jaxpr) // parts if step.train else 0
         try:
             with ahead._not_kept():

@@ -41,7 +41,7 @@ class StepPlan:
         batch, length: sequences of a step on all chips, and their tokens.
         weights: how many parameters the model has.
         model_flops: that the model asks for, on all chips.
-        flops: that the program does, with what remat repeats.
+        flops: that the program does, with what remat repeats; `flops_without_remat`: without.
         memory: bytes by class; `needed`: the compiler's total.
         hbm_bytes: to and from HBM.
         traffic: collectives by kind and axes.
@@ -64,6 +64,7 @@ class StepPlan:
     weights: int
     model_flops: float
     flops: float = 0.0
+    flops_without_remat: float = 0.0
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
     needed: int = 0
     hbm_bytes: float = 0.0

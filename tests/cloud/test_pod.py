@@ -156,7 +156,7 @@ def make(batch):
 def test_the_command_plans_a_model_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(TINY)
     options = "--topology v6e:2x2 --topology v6e:4x4 --strategy fsdp --strategy fsdp,tensor=2"
-    options += f" --batch 8 --search --json --plot {tmp_path}/plan.png"
+    options += f" --batch 8 --search --beside 50 --json --plot {tmp_path}/plan.png"
     done = subprocess.run(
         [sys.executable, "-m", "cli.plan", f"{tmp_path}/net.py:make", *options.split()],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -171,5 +171,7 @@ def test_the_command_plans_a_model_of_ones_own(tmp_path: Path) -> None:
     assert first["fits"] and first["unknown_loops"] == 0
     products = 3 * 2 * 2 * 256 * 512 * 16 * first["batch"] - 2 * 256 * 512 * 16 * first["batch"]
     assert first["flops"] == products / first["chips"]  # the input needs no gradient
+    assert first["flops_without_remat"] == first["flops"]  # there is no loop
     assert any("fsdp" in t["axes"] for t in first["traffic"])
+    assert "50% MFU" in first["beside"][0]
     assert (tmp_path / "plan.png").stat().st_size > 1000
