@@ -158,7 +158,7 @@ def as_table(plans: Sequence[Any]) -> str:
         rows.append(
             (
                 *row,
-                f"{low:.3f}..{high:.3f} s",
+                f"{low * 1e3:.4g}..{high * 1e3:.4g} ms",
                 f"{p.mfu(low):.1%}..{p.mfu(high):.1%}",
                 f"{p.tokens(low):.3g}..{p.tokens(high):.3g}",
                 f"{scaling[0]:.1%}..{scaling[1]:.1%}",

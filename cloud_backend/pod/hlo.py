@@ -153,7 +153,8 @@ class Module:
         for computation, one, times in self.runs():
             for kind, inner in self._collectives(one):
                 ids = _first_group(inner.rest, math.prod(axes.values()))
-                key = (kind, groups.get(frozenset(ids), ("?",)))
+                along = groups.get(frozenset(ids)) or _apart(ids, axes)
+                key = (kind, along)
                 size = _result_bytes(kind, inner, computation)
                 total = found.setdefault(key, [0, 0, 0.0])
                 total[0] += times
@@ -343,16 +344,26 @@ def _first_group(rest: str, count: int) -> tuple[int, ...]:
         ids: Any = np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(shape)
         return tuple(int(i) for i in ids[0])
     if found := _NAMED.search(rest):
-        pairs = re.findall(r"'([^']+)'=(\d+)", found[1])
+        sizes_of = re.findall(r"'([^']+)'=(\d+)", found[1])
         chosen = re.findall(r"'([^']+)'", found[2])
-        ids = np.arange(math.prod(int(n) for _, n in pairs)).reshape([int(n) for _, n in pairs])
-        index = tuple(slice(None) if name in chosen else 0 for name, _ in pairs)
+        shape = [int(n) for _, n in sizes_of]
+        ids = np.arange(math.prod(shape)).reshape(shape)
+        index = tuple(slice(None) if name in chosen else 0 for name, _ in sizes_of)
         return tuple(int(i) for i in ids[index].reshape(-1))
     if found := _LISTED.search(rest):
         return tuple(_numbers(found[1]))
-    if pairs_of := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest):
-        return (int(pairs_of[1]), int(pairs_of[2]))
+    if listed := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", rest):
+        pairs = [_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", listed[1])]
+        return tuple(next((p for p in pairs if p[0] != p[1]), pairs[0]))
     return tuple(range(count))
+
+
+def _apart(ids: tuple[int, ...], axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes along which some devices lie apart, where they are no whole group of any."""
+    import numpy as np
+
+    places = np.array(np.unravel_index(ids, tuple(axes.values()))).T
+    return tuple(n for n, column in zip(axes, places.T, strict=True) if len(set(column)) > 1)
 
 
 def _axis_groups(axes: Mapping[str, int]) -> dict[frozenset[int], tuple[str, ...]]:

@@ -85,6 +85,18 @@ def test_loops_multiply_and_the_core_memory_is_no_traffic() -> None:
     assert module.unknown == 0
 
 
+def test_pairs_of_devices_lie_along_the_axes_that_part_them() -> None:
+    from cloud_backend.pod.hlo import Module
+
+    text = """ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %p = f32[8]{0} collective-permute(%a), source_target_pairs={{0,0},{1,3},{2,0}}
+}
+"""
+    (found,) = Module(text).traffic({"fsdp": 2, "tensor": 2})
+    assert (found.axes, found.moved) == (("fsdp",), 32)
+
+
 def test_products_count_with_their_loops() -> None:
     import jax
     import jax.numpy as jnp
