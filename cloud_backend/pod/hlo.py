@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from torch_tpu_unified.core.errors import ConversionError
+
 _ARRAY = re.compile(r"\b(pred|[subf]\w*?\d+\w*|c64|c128)\[([\d,]*)\](\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -24,7 +26,12 @@ _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+# A part of an axis is 'name':(m)n, of size n, with m turns of it in the axis's major part.
+_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _KNOWN = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 COLLECTIVES = (
     "all-gather",
@@ -344,18 +351,39 @@ def _first_group(rest: str, count: int) -> tuple[int, ...]:
         ids: Any = np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(shape)
         return tuple(int(i) for i in ids[0])
     if found := _NAMED.search(rest):
-        sizes_of = re.findall(r"'([^']+)'=(\d+)", found[1])
-        chosen = re.findall(r"'([^']+)'", found[2])
-        shape = [int(n) for _, n in sizes_of]
-        ids = np.arange(math.prod(shape)).reshape(shape)
-        index = tuple(slice(None) if name in chosen else 0 for name, _ in sizes_of)
-        return tuple(int(i) for i in ids[index].reshape(-1))
+        return _named_group(found)
     if found := _LISTED.search(rest):
         return tuple(_numbers(found[1]))
     if listed := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", rest):
         pairs = [_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", listed[1])]
         return tuple(next((p for p in pairs if p[0] != p[1]), pairs[0]))
-    return tuple(range(count))
+    if "replica_groups={}" in rest or "replica_groups" not in rest:
+        return tuple(range(count))
+    raise ConversionError(
+        "the compiler's text groups devices in a form that is not known here: "
+        f"{rest[rest.index('replica_groups') :][:80]}; please report this"
+    )
+
+
+def _named_group(found: re.Match[str]) -> tuple[int, ...]:
+    import numpy as np
+
+    sizes = [(name, int(n)) for name, n in re.findall(r"'([^']+)'=(\d+)", found[1])]
+    count = math.prod(n for _, n in sizes)
+    ids: Any = np.arange(count)
+    if found[2]:
+        dims = _numbers(found[2])
+        order = _numbers(found[3]) if found[3] else list(range(len(dims)))
+        ids = ids.reshape(dims).transpose(order)
+    chosen = {name: (int(m or 1), int(n or 0)) for name, m, n in _AXIS.findall(found[4])}
+    shape: list[int] = []
+    index: list[Any] = []
+    for name, size in sizes:  # each axis as its major part, the chosen one, and its minor part
+        major, own = chosen.get(name, (size, 1))
+        own = own or size
+        shape += [major, own, size // (major * own)]
+        index += [0, slice(None), 0]
+    return tuple(int(i) for i in ids.reshape(shape)[tuple(index)].reshape(-1))
 
 
 def _apart(ids: tuple[int, ...], axes: Mapping[str, int]) -> tuple[str, ...]:

@@ -85,6 +85,29 @@ def test_loops_multiply_and_the_core_memory_is_no_traffic() -> None:
     assert module.unknown == 0
 
 
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)),
+        ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("[4,2]<=[2,4]T(1,0)", ("data",)),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", ("fsdp", "tensor")),
+        ("mesh['a'=8] {'a':(2)2}", ("fsdp",)),
+        ("{}", ("data", "fsdp", "tensor")),
+    ],
+)
+def test_every_way_to_write_groups_of_devices(groups: str, axes: tuple[str, ...]) -> None:
+    from cloud_backend.pod.hlo import Module
+
+    text = f"""ENTRY %main (a: f32[8]) -> f32[8] {{
+  %a = f32[8]{{0}} parameter(0)
+  ROOT %p = f32[8]{{0}} all-reduce(%a), channel_id=1, replica_groups={groups}, to_apply=%add
+}}
+"""
+    (found,) = Module(text).traffic({"data": 2, "fsdp": 2, "tensor": 2})
+    assert found.axes == axes
+
+
 def test_pairs_of_devices_lie_along_the_axes_that_part_them() -> None:
     from cloud_backend.pod.hlo import Module
 
