@@ -23,7 +23,7 @@ from cloud_backend.pod.step import AdamW, Layout, Step
 from torch_tpu_unified.planning import Planned
 
 WIDTH, VOCABULARY, LENGTH, BATCH = 16, 24, 8, 8
-MESHES = ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 8})
+MESHES = ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2})
 
 
 class Layer(nn.Module):
