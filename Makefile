@@ -13,7 +13,7 @@ PROGRAMS ?= 20000
 SEED ?= 1
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-distributed break-one fuzz lint types clean
+.PHONY: help setup demo test test-all test-distributed break-one conformance fuzz lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort \
@@ -61,6 +61,9 @@ test-distributed: $(READY) ## collectives and strategies on 2 and 4 processes, a
 
 break-one: $(READY) ## damage some lowerings, one at a time, and see that a test fails each time
 	@$(RUN) -m tests.breaking
+
+conformance: $(READY) ## PyTorch's operator database in five more dtypes and with out=
+	@$(RUN) -m pytest -q -n $(WORKERS) --full tests/cloud/test_conformance.py
 
 fuzz: $(READY) ## random programs of views and writes against the CPU (PROGRAMS=20000 SEED=1)
 	@$(RUN) -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED)

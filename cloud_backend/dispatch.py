@@ -188,7 +188,7 @@ def _call_out(op: OpOverload, functional: Any, *args: Any, **kwargs: Any) -> Any
     ]
     for target, result in zip(targets, flat, strict=True):
         _fill(op, target, result, operands)
-    if not op._schema.returns:
+    if not op._schema.returns:  # lists of `out=` tensors
         return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 

@@ -124,9 +124,17 @@ def is_integral(dtype: Any) -> bool:
     return np.dtype(dtype).kind in "biu"
 
 
+# The one 8-bit float of PyTorch without infinities and with a sign of zero: what is too large
+# becomes its largest number, where XLA makes a NaN.
+_SATURATING = to_jax(torch.float8_e4m3fn)
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
+
 def cast(x: Any, dtype: Any) -> jax.Array:
     """`x` (array or scalar) as a strongly typed array; float -> integer truncates as in PyTorch."""
     dtype = np.dtype(dtype)
+    if dtype == _SATURATING and np.dtype(getattr(x, "dtype", float)) != dtype:
+        x = jnp.clip(cast(x, np.float32), -_LARGEST, _LARGEST)
     if isinstance(x, jax.Array):
         if is_complex(x.dtype) and not is_complex(dtype):
             x = (x != 0) if dtype == np.bool_ else x.real

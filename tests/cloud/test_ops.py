@@ -9,19 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from cloud_backend import ops
 from tests import op_cases
 from tests.op_cases import opinfo
 from tests.op_cases.case import OpCase
-from tests.op_cases.closeness import assert_close, leaves, widened
+from tests.op_cases.check import check, check_entry
 from tests.op_cases.coverage import (
     Recorder,
     chosen,
@@ -68,59 +65,15 @@ def _cases() -> dict[str, OpCase]:
 CASES = _cases()
 
 
-def _on_cpu(tree: Any) -> Any:
-    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-class _OnTpu(TorchFunctionMode):
-    """Constants that a case holds, such as weights, go to tpu when a call has a tpu tensor."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-        if func in _HOST_SCALARS:
-            return func(*args, **(kwargs or {}))
-        if {a.device.type for a in given} == {"cpu", "tpu"}:
-            args, kwargs = opinfo.moved(args, "tpu"), opinfo.moved(kwargs or {}, "tpu")
-        return func(*args, **(kwargs or {}))
-
-
-def _check(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    label: str,
-    tol: float | None,
-    **more: float,
-) -> None:
-    expected = fn(*opinfo.moved(args, "cpu"), **kwargs)
-    try:
-        reference = fn(*widened(opinfo.moved(args, "cpu")), **widened(kwargs))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        reference = None  # no float64 form: measure against CPU PyTorch alone
-    with torch.device("tpu"), _OnTpu():  # where functions create tensors of their own
-        ours = _on_cpu(fn(*opinfo.moved(args, "tpu"), **opinfo.moved(kwargs, "tpu")))
-    assert_close(ours, expected, reference, tol=tol, label=label, **more)
-
-
 # Wider bounds for gradients that pass through long sums of logarithms in float32.
 TOLERANCES = {"nn.functional.ctc_loss": 1e-4}
-
-# Their tensor of scalars must be on the CPU.
-_HOST_SCALARS = (torch._foreach_addcmul, torch._foreach_addcdiv)
-
-# Where the device differs from the CPU, with the reason: by entry, or entry and dtype. Strict: what
-# is equal one day must leave here.
-LIMITATIONS = {
-    "chalf": "XLA has no complex type of two float16",
-    "matrix_exp-bfloat16": "the CPU's kernel overflows to NaN; the device computes in float32",
-}
 
 
 def _marks(name: str, chosen: bool, dtype: torch.dtype = torch.float32) -> list[Any]:
     marks = [] if chosen else [pytest.mark.slow]
-    for key in (name, f"{name}-{str(dtype).removeprefix('torch.')}"):
-        if key in LIMITATIONS:
-            marks.append(pytest.mark.xfail(strict=True, reason=LIMITATIONS[key]))
+    reason = opinfo.reason_missing(name, dtype)
+    if reason is not None:
+        marks.append(pytest.mark.xfail(strict=True, reason=reason))
     return marks
 
 
@@ -152,26 +105,14 @@ def _with_gradient() -> list[Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_case(name: str) -> None:
     case = CASES[name]
-    _check(case.fn, case.make(), case.kwargs, name, case.tol)
+    check(case.fn, case.make(), case.kwargs, name, case.tol)
 
 
 @pytest.mark.parametrize(("name", "dtype"), _database())
 def test_database(name: str, dtype: torch.dtype, full: bool) -> None:
     info = opinfo.infos()[name]
     for i, (x, args, kwargs) in enumerate(opinfo.samples(info, dtype, None if full else SAMPLES)):
-        _check_sample(info, x, args, kwargs, f"{name}/{i}")
-
-
-def _check_sample(info: Any, x: Any, args: Any, kwargs: Any, label: str) -> None:
-    def fn(*given: Any, **named: Any) -> Any:
-        return opinfo.comparable(info.name, info(*given, **named))
-
-    if opinfo.has_values(info.name):
-        _check(fn, (x, *args), kwargs, label, None)
-        return
-    expected = leaves(fn(*opinfo.moved((x, *args), "cpu"), **kwargs))
-    ours = leaves(fn(*opinfo.moved((x, *args), "tpu"), **opinfo.moved(kwargs, "tpu")))
-    assert [(a.shape, a.dtype) for a in ours] == [(b.shape, b.dtype) for b in expected]
+        check_entry(info, x, args, kwargs, f"{name}/{i}")
 
 
 @pytest.mark.parametrize("name", _with_gradient())
@@ -182,7 +123,7 @@ def test_gradient(name: str, full: bool) -> None:
         fn = functools.partial(gradients, info)
         label = f"gradient of {name}/{i}"
         # A gradient may be a sum of weighted parts near 1 that cancel.
-        _check(fn, (x, *args), kwargs, label, TOLERANCES.get(name), floor=5e-7)
+        check(fn, (x, *args), kwargs, label, TOLERANCES.get(name), floor=5e-7)
 
 
 def wanted() -> set[Any]:

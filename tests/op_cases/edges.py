@@ -124,7 +124,26 @@ def _small(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     return lambda: torch.tensor([0, 1, 2, 3, 4, 5]).to(dtype)
 
 
+def _float8(dtype: torch.dtype) -> OpCase:
+    """Casts to an 8-bit float at and beyond its largest number; as bytes, which tell NaNs apart."""
+
+    def make() -> torch.Tensor:
+        largest = torch.finfo(dtype).max
+        values = [_INF, -_INF, 0.0, -0.0, 1e-9, *(largest * f for f in (0.9, 1, 1.05, -1.1, 1e4))]
+        return torch.tensor(values)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [x.to(dtype), x.double().to(dtype), x[2:].long().to(dtype)]
+        return [found[0].float().isnan(), *[y.view(torch.uint8) for y in found]]
+
+    return _case(f"cast_{str(dtype).removeprefix('torch.')}", fn, make)
+
+
 CASES = [
+    _float8(torch.float8_e4m3fn),
+    _float8(torch.float8_e5m2),
+    _float8(torch.float8_e4m3fnuz),
+    _float8(torch.float8_e5m2fnuz),
     *(_case(f"special_{n}", getattr(torch, n), _special) for n in _UNARY.split()),
     *(
         _case(f"special_{n}_bfloat16", getattr(torch, n), lambda: _special(torch.bfloat16))
