@@ -20,6 +20,7 @@ from cloud_backend.ops._shared import (
     cast,
     compute_dtype,
     elementwise,
+    is_complex,
     is_integral,
     is_scalar,
     promoted,
@@ -184,6 +185,18 @@ def _mul(a, b):
     return a & b if a.dtype == np.bool_ else a * b
 
 
+def logaddexp(a, b):
+    """log(exp(a) + exp(b)); an imaginary part may leave (-pi, pi], as PyTorch's."""
+    if is_complex(a.dtype):
+        swap = b.real > a.real
+        top, low = jnp.where(swap, b, a), jnp.where(swap, a, b)
+    else:
+        top, low = jnp.maximum(a, b), jnp.minimum(a, b)
+    infinite = jnp.isinf(top.real) & (top.real == low.real)
+    gap = jnp.where(infinite, 0, low - top)
+    return jnp.where(infinite, top, top + jnp.log1p(jnp.exp(gap)))
+
+
 def _logaddexp2(a, b):
     top = jnp.maximum(a, b)
     small = jnp.exp2(-jnp.abs(a - b))
@@ -232,7 +245,7 @@ binary(aten.fmin.default, f=jnp.fmin)
 binary(aten.atan2.default, f=jnp.arctan2, floating=True)
 binary(aten.copysign.Tensor, aten.copysign.Scalar, f=jnp.copysign, floating=True)
 binary(aten.hypot.default, f=jnp.hypot)
-binary(aten.logaddexp.default, f=jnp.logaddexp)
+binary(aten.logaddexp.default, f=logaddexp)
 binary(aten.logaddexp2.default, f=_logaddexp2)
 binary(
     aten.xlogy.Tensor,

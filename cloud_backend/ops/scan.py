@@ -18,9 +18,9 @@ from cloud_backend.ops._shared import (
     canonical_dim,
     cast,
     compute_dtype,
-    is_complex,
     is_integral,
 )
+from cloud_backend.ops.arithmetic import logaddexp
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
 
@@ -73,24 +73,13 @@ def cummin(x, dim):
     return _running_extreme(jnp.less_equal, x, dim)
 
 
-def _logaddexp(a, b):
-    if is_complex(a.dtype):
-        swap = b.real > a.real
-        top, low = jnp.where(swap, b, a), jnp.where(swap, a, b)
-    else:
-        top, low = jnp.maximum(a, b), jnp.minimum(a, b)
-    infinite = jnp.isinf(top.real) & (top.real == low.real)
-    gap = jnp.where(infinite, 0, low - top)
-    return jnp.where(infinite, top, top + jnp.log1p(jnp.exp(gap)))
-
-
 @lowers(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(x, dim):
     dim = canonical_dim(dim, x.ndim)
     if x.ndim == 0:
         return x
     wide = cast(x, compute_dtype(x.dtype))
-    return cast(jax.lax.associative_scan(_logaddexp, wide, axis=dim), x.dtype)
+    return cast(jax.lax.associative_scan(logaddexp, wide, axis=dim), x.dtype)
 
 
 def _order(x: jax.Array) -> tuple[jax.Array, jax.Array]:

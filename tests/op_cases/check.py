@@ -57,14 +57,16 @@ def check(
     assert_close(ours, expected, reference, tol=tol, label=label, **more)
 
 
-def check_entry(info: Any, x: Any, args: Any, kwargs: Any, label: str) -> None:
+def check_entry(
+    info: Any, x: Any, args: Any, kwargs: Any, label: str, tol: float | None = None
+) -> None:
     """Compare one sample of an entry of PyTorch's database, by its values if it has any."""
 
     def fn(*given: Any, **named: Any) -> Any:
         return opinfo.comparable(info.name, info(*given, **named))
 
     if opinfo.has_values(info.name):
-        check(fn, (x, *args), kwargs, label, None)
+        check(fn, (x, *args), kwargs, label, tol)
         return
     expected = leaves(fn(*opinfo.moved((x, *args), "cpu"), **kwargs))
     ours = leaves(fn(*opinfo.moved((x, *args), "tpu"), **opinfo.moved(kwargs, "tpu")))

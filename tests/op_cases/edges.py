@@ -110,6 +110,7 @@ _PROMOTION = {
     "bitwise_not": (lambda x: ~x, torch.uint8),
     "complex_scalar": (lambda x: x * 2j, torch.float32),
     "complex_parts": (lambda x: (torch.complex(x, x + 1) * 2).abs(), torch.float32),
+    "complex_logaddexp": (lambda x: torch.logaddexp(x * (1 + 3j), x * 2j), torch.float32),
     "alpha": (lambda x: torch.add(x, x, alpha=3), torch.int32),
     "lerp": (lambda x: torch.lerp(x, x + 2, 0.75), torch.bfloat16),
     "var_zero_freedom": (lambda x: x[:1].var(), torch.float32),
