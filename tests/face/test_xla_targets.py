@@ -73,6 +73,21 @@ def test_a_training_step_has_the_gradients() -> None:
     assert {"gradient of net.conv.weight", "new net.norm.running_mean"} <= names
 
 
+def test_a_training_step_may_convert_dtypes_in_a_region_without_gradients() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                scale = x.to(torch.float64).square().sum().to(torch.float32)
+            return (self.head(x) / scale).square().sum()
+
+    made = ttu.convert(Scaled(), (IMAGE[0, 0],), to="stablehlo", train=True)
+    assert made.verified.ok
+
+
 def test_wrong_programs_and_options_are_refused() -> None:
     with pytest.raises(ConversionError, match="returns the loss"):
         ttu.convert(Net(), (IMAGE,), to="stablehlo", train=True)
