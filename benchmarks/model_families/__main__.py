@@ -7,7 +7,7 @@
 The architectures are those that the library lists, in an order that depends on their names' hashes
 alone, until `--count` of each group are judged; those without a reference (the rules make no small
 configuration or no inputs, or the results are random) are told apart. Each runs in a process of
-its own; a file that exists is continued.
+its own (`worker.py`). A file that exists is continued: what it lacks is judged and added.
 """
 
 from __future__ import annotations
@@ -17,60 +17,17 @@ import collections
 import hashlib
 import importlib
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_families.judge import (
-    FORWARD,
-    GRADIENT,
-    KINDS,
-    NotJudged,
-    judge,
-    summary,
-)
-
-LIBRARIES = {
-    "transformers": "benchmarks.model_families.from_transformers",
-    "timm": "benchmarks.model_families.from_timm",
-}
+from benchmarks.model_families.judge import FORWARD, GRADIENT, KINDS
+from benchmarks.model_families.worker import LIBRARIES, in_process
 
 
 def in_order(names: list[str]) -> list[str]:
     """Names in an order that nobody chose."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-
-
-def run_one(library: str, group: str, name: str, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Judge one architecture in this process."""
-    import torch
-
-    torch.set_num_threads(1)
-    module = importlib.import_module(LIBRARIES[library])
-    try:
-        return judge(module.make(group, name), kinds)
-    except NotJudged as e:
-        return {"not judged": str(e)[:400]}
-    except Exception as e:
-        return {"not judged": f"no inputs: {summary(e)}"}
-
-
-def in_process(options: Any, group: str, name: str) -> dict[str, Any]:
-    """Judge one architecture in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.model_families", "--library", options.library]
-    command += ["--one", f"{group}/{name}"] + (["--no-peer"] if options.no_peer else [])
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
-    except subprocess.TimeoutExpired:
-        return dict.fromkeys(KINDS, f"more than {options.limit:.0f} s")
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return dict.fromkeys(
-            KINDS, f"the process ended with {done.returncode}: {done.stderr[-300:]}"
-        )
-    return dict(json.loads(lines[-1]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -99,24 +56,43 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def read(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
+    """The results of a file by group and name; a later line adds to an earlier one."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for text in path.read_text().splitlines() if path and path.exists() else ():
+        add(rows, json.loads(text))
+    return rows
+
+
+def add(rows: dict[tuple[str, str], dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add a result to those that are known."""
+    known = rows.setdefault((row["group"], row["name"]), {})
+    for key, value in row.items():
+        known[key] = {**known.get(key, {}), **value} if isinstance(value, dict) else value
+
+
 def walk(options: Any) -> list[dict[str, Any]]:
     """Judge the architectures; each result is told and appended to the file as it comes."""
     module = importlib.import_module(LIBRARIES[options.library])
+    kinds = tuple(k for k in KINDS if not (options.no_peer and k.startswith("aot_eager")))
     path = Path(options.json) if options.json else None
-    rows = [json.loads(x) for x in path.read_text().splitlines()] if path and path.exists() else []
-    known = {(r["group"], r["name"]) for r in rows}
+    rows = read(path)
     if options.only:
         wanted = [tuple(x.split("/", 1)) for x in options.only.split(",")]
     else:
         wanted = [(g, n) for g in module.GROUPS for n in in_order(module.architectures(g))]
     for group, name in wanted:
-        judged = sum(r["group"] == group and "not judged" not in r for r in rows)
-        if (group, name) in known or (judged >= options.count and not options.only):
+        known = rows.get((group, name), {})
+        left = tuple(k for k in kinds if k not in known)
+        judged = sum(g == group and "not judged" not in r for (g, _), r in rows.items())
+        if "not judged" in known or not left:
+            continue
+        if not known and judged >= options.count and not options.only:
             continue
         start = time.perf_counter()
-        found = in_process(options, group, name)
+        found = in_process(options.library, group, name, left, options.limit)
         row = {"group": group, "name": name, "took": round(time.perf_counter() - start, 1), **found}
-        rows.append(row)
+        add(rows, row)
         what = row.get("not judged") or " ".join(
             "ok" if row.get(k) == "ok" else "-" if k not in row else "FAIL" for k in KINDS
         )
@@ -124,25 +100,21 @@ def walk(options: Any) -> list[dict[str, Any]]:
         if path:
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    return rows
+    return list(rows.values())
 
 
 def main() -> None:
-    """Run, or judge one."""
+    """Run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", choices=sorted(LIBRARIES), required=True)
     parser.add_argument("--json", help="a file of one result a line; continued if it exists")
     parser.add_argument("--count", type=int, default=20, help="how many of each group are judged")
-    parser.add_argument("--limit", type=float, default=400, help="seconds for each")
+    parser.add_argument("--limit", type=int, default=200, help="processor seconds for each")
     parser.add_argument("--only", default="", help="group/name,group/name")
-    parser.add_argument("--no-peer", action="store_true", help="leave aot_eager out")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        kinds = tuple(k for k in KINDS if not (options.no_peer and k.startswith("aot_eager")))
-        print(json.dumps(run_one(options.library, *options.one.split("/", 1), kinds)))
-    else:
-        print(table(walk(options)))
+    parser.add_argument(
+        "--no-peer", action="store_true", help="leave aot_eager out; a later run adds it"
+    )
+    print(table(walk(parser.parse_args())))
 
 
 if __name__ == "__main__":

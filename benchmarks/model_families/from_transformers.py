@@ -6,6 +6,7 @@ and text holds as many image tokens as the model makes features of the image.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -83,14 +84,18 @@ def make(group: str, name: str) -> Sample:
         for option in ("use_cache", "return_dict_in_generate"):
             if hasattr(part, option):
                 setattr(part, option, False)
+    architecture = getattr(transformers, _table(group)[name])
     torch.manual_seed(0)
     try:
-        model = getattr(transformers, _table(group)[name])(config).float()
+        with torch.device("meta"):
+            size = sum(p.numel() for p in architecture(copy.deepcopy(config)).parameters())
+        if size > 40e6:
+            raise NotJudged(f"the rules leave {size / 1e6:.0f} million parameters")
+        model = architecture(config).float()
+    except NotJudged:
+        raise
     except Exception as e:
         raise NotJudged(f"the small configuration does not build: {type(e).__name__}: {e}") from e
-    size = sum(p.numel() for p in model.parameters())
-    if size > 40e6:
-        raise NotJudged(f"the rules leave {size / 1e6:.0f} million parameters")
     if hasattr(model, "freeze_feature_encoder"):  # otherwise it sets `requires_grad` as it runs,
         model.freeze_feature_encoder()  # which no compiler traces; it is how such models are tuned
     with torch.no_grad():
