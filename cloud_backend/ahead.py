@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from cloud_backend import runtime, tensor
+from cloud_backend.ahead_loops import loops
 from cloud_backend.ahead_report import Collective, TpuReport, refused
 from cloud_backend.chips import chip_of
 from cloud_backend.stablehlo import PureProgram
@@ -115,6 +116,11 @@ def compile_for(program: PureProgram, topology: str, *, shard: str = "none") -> 
             raise refused(report, str(err)) from err
         raise ConversionError(f"the TPU compiler refuses the program: {_first(err)}") from err
     _fill(report, compiled)
+    if shard == "none":
+        with _not_kept():
+            report.loops = loops(traced, place((), True))
+        report.flops += sum(loop.again * loop.flops for loop in report.loops)
+        report.bytes_accessed += sum(loop.again * loop.bytes_accessed for loop in report.loops)
     signature = {
         "weights": {n: _described(t) for n, t in program.weights.items()},
         "inputs": {

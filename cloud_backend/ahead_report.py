@@ -24,6 +24,21 @@ class Collective(NamedTuple):
     nbytes: int
 
 
+class Loop(NamedTuple):
+    """A loop of known length.
+
+    Attributes:
+        turns: each time that it is reached.
+        again: turns in the whole program that the compiler's own count leaves out.
+        flops, bytes_accessed: of one turn.
+    """
+
+    turns: int
+    again: int
+    flops: float
+    bytes_accessed: float
+
+
 class OutOfMemory(TtuError, MemoryError):
     """The TPU compiler says that a program does not fit; `report` holds what is known."""
 
@@ -40,7 +55,8 @@ class TpuReport:
         topology, chip, devices, shard: what it was compiled for.
         weights: bytes of all weights before they are spread.
         largest: the largest tensors of the program, before they are spread.
-        flops, bytes_accessed: the compiler's counts; the body of a loop counts once.
+        flops, bytes_accessed: the compiler's counts, and what loops do again.
+        loops: those of known length, if one device runs the program.
         arguments, results, temporaries, aliased, code: bytes of memory.
         collectives: communication between devices.
         refusal: the compiler's words when it does not fit.
@@ -59,6 +75,7 @@ class TpuReport:
     temporaries: int = 0
     aliased: int = 0
     code: int = 0
+    loops: list[Loop] = dataclasses.field(default_factory=list)
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     refusal: str = ""
 
@@ -113,6 +130,7 @@ class TpuReport:
         """Plain values for `json.dumps`."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["chip"] = {**self.chip._asdict(), "page": SOURCE + self.chip.page}
+        plain["loops"] = [loop._asdict() for loop in self.loops]
         plain["collectives"] = [c._asdict() for c in self.collectives]
         plain |= {
             "hbm": self.hbm,
@@ -177,8 +195,16 @@ class TpuReport:
             f"  of one device: peak {chip.flops / share / 1e12:.0f} TFLOP/s (bfloat16), HBM "
             f"{chip.bandwidth / share / 1e9:.0f} GB/s, links {chip.links / share / 1e9:.0f} GB/s "
             f"({SOURCE}{chip.page})",
-            "  the compiler counts the body of a loop once",
+            self._counting(),
         ]
+
+    def _counting(self) -> str:
+        once = "the compiler counts the body of a loop once"
+        if self.shard != "none":
+            return f"  {once}"
+        turns = ", ".join(str(loop.turns) for loop in self.loops)
+        added = f"; added: the other turns of loops of {turns} turns" if turns else ""
+        return f"  {once}{added}"
 
 
 def _size(nbytes: float) -> str:

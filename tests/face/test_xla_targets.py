@@ -13,6 +13,7 @@ from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import torch_tpu_unified as ttu
 from cloud_backend import ahead
@@ -138,6 +139,30 @@ def test_an_executable_and_its_report(tmp_path: Path) -> None:
     assert told["signature"]["inputs"] == {"image": ["float32", [4, 3, 8, 8]]}
     with pytest.raises(InputError, match=r"v6e:2x4 .* this machine has 1 of the kind cpu"):
         ttu.load_executable(path)
+
+
+@compiler
+def test_every_turn_of_a_loop_counts() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.empty(6, 256, 256, dtype=torch.bfloat16))
+
+        def turn(self, carry: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            step = lambda c, w: (c @ w, c.new_zeros(()))  # noqa: E731
+            twice = scan(step, carry, torch.stack([weight, weight.T]))[0]
+            return torch.tanh(twice @ weight), carry.new_zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return scan(self.turn, x, self.weights)[0]
+
+    with torch.device("meta"):
+        module, x = Loop(), torch.empty(128, 256, dtype=torch.bfloat16)
+    report = ttu.convert(module, (x,), to="tpu", topology="v6e:2x4").report
+    assert [(loop.turns, loop.again) for loop in report.loops] == [(6, 5), (2, 6)]
+    # Three products of [128, 256] and [256, 256] in each of six turns.
+    assert report.flops == pytest.approx(6 * 3 * 2 * 128 * 256 * 256, rel=0.05)
+    assert "loops of 6, 2 turns" in str(report)
 
 
 @compiler
