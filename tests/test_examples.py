@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+
+from tests.distributed import ranks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = ("dlrm", "llama", "mingpt", "qwen", "resnet", "unet")
@@ -26,7 +29,13 @@ def run(folder: Path, name: str, *options: str) -> str:
 
 
 def test_no_example_is_left_out() -> None:
-    assert {p.stem for p in EXAMPLES.glob("*.py")} == {*SCRIPTS, "demo", "quickstart"}
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == {
+        *SCRIPTS,
+        "data_parallel",
+        "demo",
+        "many_chips",
+        "quickstart",
+    }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -42,6 +51,15 @@ def test_script_trains_and_converts(name: str, tmp_path: Path) -> None:
     relative = re.search(r"float32\[[\d,]+\]\s+\S+\s+\S+\s+(\S+)\s+ok", told)
     assert relative and float(relative[1]) < 1e-4, told
     assert {p.name for p in tmp_path.iterdir()} == {f"{name}.pt", f"{name}.tflite"}
+
+
+def test_data_parallel_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
+    script = [str(EXAMPLES / "data_parallel.py"), "--steps", "2"]
+    with chdir(tmp_path):
+        two = ranks.run(2, script, limit=240)
+        one = ranks.run(1, [*script, "--shard"], limit=240)
+    losses = [float(x) for x in re.findall(r"step \d+: loss ([\d.]+)", two[0] + one[0])]
+    assert len(losses) == 4 and losses[-1] < losses[0], losses
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import socket
 from typing import Any
 
 from cloud_backend import runtime
+from cloud_backend.distributed import health
 from torch_tpu_unified.core.errors import InputError
 
-# A rank that is silent for so long is lost; the others end within this time and a few seconds.
-HEARTBEAT_SECONDS = 10
 _joined: tuple[int, int] | None = None
 
 MSG_LATE = (
@@ -59,8 +58,9 @@ def join(store: Any, rank: int, size: int) -> None:
             store.get("tpu/coordinator").decode(),
             num_processes=size,
             process_id=rank,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=health.HEARTBEAT_SECONDS,
         )
+        health.watch(client(), rank, size)
     _joined = rank, size
 
 
