@@ -241,9 +241,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--models", default="mingpt,llama")
     given = parser.parse_args()
-    from tests.distributed import pipelines
+    from tests.distributed import draws, pipelines
 
-    STRATEGIES.update(pipelines.STRATEGIES)
+    STRATEGIES.update(pipelines.STRATEGIES | draws.STRATEGIES)
     dist.init_process_group()
     told = []
     for name in given.names or [n for n in STRATEGIES if n != "ddp_unused"]:
