@@ -63,6 +63,8 @@ def reduced(op: Reduction, x: Any) -> Any:
             return _sum(x.astype(np.int32)) != 0
         return _sum(x)
     if op == "avg":
+        if x.dtype == np.bool_:
+            raise TypeError("tpu: ReduceOp.AVG has no meaning for bool tensors; use SUM or MAX")
         return _divided(_sum(x), _size())
     if op == "max" and not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.pmax(x, RANKS, axis_index_groups=GROUPS.get())

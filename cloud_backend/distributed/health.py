@@ -49,9 +49,10 @@ def watch(client: Any, rank: int, size: int) -> None:
     beating.start()
 
     def leave() -> None:
+        if _error is not None:  # others may still be finding out who fell silent: beat on
+            _leave(client, rank, size)
         end.set()
         beating.join()  # before Python takes its threads down, or jax its client
-        _leave(client, rank, size)
 
     # Runs before jax's own end, which waits for all ranks.
     atexit.register(leave)
@@ -78,10 +79,8 @@ def _failure(client: Any) -> str:
 
 
 def _leave(client: Any, rank: int, size: int) -> None:
-    if _error is None:
-        return
-    if not _BROKEN.search(_error):  # an error of its own: tell the others, and go
-        client.key_value_set(f"{_FAILED}{rank}", _error[:500])
+    if not _BROKEN.search(_error or ""):  # an error of its own: tell the others, and go
+        client.key_value_set(f"{_FAILED}{rank}", str(_error)[:500])
         _say(f"rank {rank} of {size} ends after an error; it does not wait for the others")
     else:
         _say(f"{_culprits(client, rank, size)}; rank {rank} of {size} ends")
