@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.utils._pytree import tree_leaves
 
-from litert_export import scan, schema
+from litert_export import control_flow, scan, schema
 from litert_export.graph import Graph, Pair, ResultType, Value
 from litert_export.ops import complex as complexes
 from torch_tpu_unified.core import report
@@ -167,7 +167,7 @@ class Emitter:
 
     def _node(self, node: torch.fx.Node) -> Any:
         if node.op == "get_attr":
-            found: Any = self.program.graph_module
+            found: Any = node.graph.owning_module
             for part in str(node.target).split("."):
                 found = getattr(found, part)
             if isinstance(found, torch.Tensor):
@@ -178,7 +178,10 @@ class Emitter:
         if node.target is operator.getitem:
             return self._item(node, args[0], args[1])
         if scan.is_block(node):
-            return self._inline(node)
+            graph, operands = scan.block(node)
+            return self.emit_graph(graph, self._resolve(operands))
+        if control_flow.is_control_flow(node):
+            return self._control_flow(node, args)
         if scan.on_numbers(node):
             return node.target(*args, **kwargs)  # type: ignore[operator]
         assert isinstance(node.target, OpOverload)
@@ -201,16 +204,30 @@ class Emitter:
     def _resolve(self, tree: Any) -> Any:
         return torch.fx.node.map_arg(tree, lambda n: self.values[n])
 
-    def _inline(self, node: torch.fx.Node) -> Any:
-        """A block under no_grad or autocast-off: its graph's nodes are emitted in place."""
-        graph, operands = scan.block(node)
-        inputs = iter(self._resolve(operands))
+    def emit_graph(self, graph: torch.fx.Graph, inputs: Sequence[Any]) -> list[Any]:
+        """Emit a graph of the program, such as a block under no_grad, into the current one.
+
+        Args:
+            inputs: Values, or other arguments, for its placeholders.
+        """
+        given = iter(inputs)
         for inner in graph.nodes:
             if inner.op == "placeholder":
-                self.values[inner] = next(inputs)
+                self.values[inner] = next(given)
             elif inner.op != "output":
                 self.values[inner] = self._node(inner)
-        return self._resolve(graph.output_node().args[0])
+        found = self._resolve(graph.output_node().args[0])
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def _control_flow(self, node: torch.fx.Node, args: Any) -> tuple[Value, ...]:
+        line = report.source_line(node)
+        self.graph.scope, self.graph.source = node.name, str(line) if line else None
+        try:
+            result = control_flow.lower(node, args, self)
+        except Unsupported as err:
+            raise self._error(node, str(err)) from err
+        self._check(node, result, result_types(node.meta["val"]))
+        return result
 
     def _expected(
         self, node: torch.fx.Node, args: Any, kwargs: Any

@@ -300,10 +300,15 @@ class Graph:
             op.inputs = [None if v is None else final(v) for v in op.inputs]
         self.outputs = [final(v) for v in self.outputs]
 
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graph and all graphs inside it, at any depth."""
+        return [self, *(g for inner in self.subgraphs for g in inner.graphs)]
+
     def histogram(self) -> dict[str, int]:
         """Operator -> number of calls, subgraphs included, the most frequent first."""
         counts: dict[str, int] = {}
-        for graph in [self, *self.subgraphs]:
+        for graph in self.graphs:
             for op in graph.ops:
                 counts[op.code] = counts.get(op.code, 0) + 1
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -257,7 +257,7 @@ def _count(report: Report, graphs: Mapping[str, Graph], size: int) -> None:
         for code, count in graph.histogram().items():
             report.ops[code] = report.ops.get(code, 0) + count
         report.signatures[name] = (list(graph.input_names), list(graph.output_names))
-        for v in graph.values:
+        for v in (v for part in graph.graphs for v in part.values):
             if v.data is not None and (v.data.dtype.kind == "f" or v.quantization is not None):
                 seen[v.data.__array_interface__["data"][0], v.shape] = v.size
     report.parameters = sum(seen.values())

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from litert_export import control_flow
 from torch_tpu_unified.core import report
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import LoweringError
@@ -87,6 +88,14 @@ class _Scan:
                     self.constant.add(place)
             self.graph(inner)
             self.results[node] = inner.output_node().args[0]
+        elif control_flow.is_control_flow(node):
+            for inner, operands in control_flow.inside(node):
+                places = (n for n in inner.nodes if n.op == "placeholder")
+                known = (
+                    p for p, given in zip(places, operands, strict=True) if given in self.constant
+                )
+                self.constant.update(known)
+                self.graph(inner)
         elif node.target is operator.getitem and node.args[0] in self.results:
             source = self.results[node.args[0]][node.args[1]]  # type: ignore[index]
             if source in self.constant or not isinstance(source, torch.fx.Node):

@@ -18,6 +18,7 @@ from torch_tpu_unified.core.errors import Unsupported
 
 # Unsigned and narrow types that most arithmetic kernels lack; int32 holds all their values.
 NARROW = ("bool", "int8", "uint8", "int16", "uint16")
+UNROLLED = 8  # up to so many steps a loop costs more than it saves
 HALF = ("float16", "bfloat16")
 LOWEST = float(np.finfo(np.float32).min)
 

@@ -11,12 +11,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from litert_export.graph import Graph, Value
-from litert_export.ops._dims import binary, computes, concat, filled, i32, scalar, slice_dim, take
+from litert_export.ops._dims import (
+    UNROLLED,
+    binary,
+    computes,
+    concat,
+    filled,
+    i32,
+    scalar,
+    slice_dim,
+    take,
+)
 from litert_export.ops.matmul import fully_connected
 from torch_tpu_unified.core.aten import aten
 from torch_tpu_unified.core.errors import Unsupported
-
-_UNROLLED = 8  # up to so many steps a loop costs more than it saves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +141,7 @@ def _direction(
     flat = g.reshape(x, (steps * batch, width))
     projected = fully_connected(g, flat, w.w_ih, w.b_ih)
     projected = g.reshape(projected, (steps, batch, w.w_ih.shape[0]))
-    run = _unrolled if steps <= _UNROLLED else _loop
+    run = _unrolled if steps <= UNROLLED else _loop
     return run(g, projected, state, w, step, backward)
 
 

@@ -1,4 +1,4 @@
-"""Writes out loops whose number of steps is known: WHILE over a counter that starts at a constant.
+"""Writes out branches, and loops of a known number of steps: WHILE over a counter from a constant.
 
 Integer kernels inside a loop would need one scale for all steps; written out, every step has its
 own. The counter's arithmetic is done here, a row taken by it becomes a slice, and rows written one
@@ -32,19 +32,23 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
 
 
 def run(graph: Graph) -> None:
-    """Unroll every loop of the graph, innermost last.
+    """Write out every loop and branch of the graph, the innermost first.
 
     Raises:
         ConversionError: the number of steps depends on data, or is beyond `LIMIT`.
     """
-    if not any(op.code == "WHILE" for op in graph.ops):
+    if not any(op.code in ("WHILE", "IF") for op in graph.ops):
         return
+    for inner in graph.subgraphs:
+        run(inner)
     old, graph.ops = graph.ops, []
     mapping: dict[Value, Value] = {}
     for op in old:
         op.inputs = [None if v is None else mapping.get(v, v) for v in op.inputs]
         if op.code == "WHILE":
             mapping.update(zip(op.outputs, _loop(graph, op), strict=True))
+        elif op.code == "IF":
+            mapping.update(zip(op.outputs, _branches(graph, op), strict=True))
         else:
             graph.ops.append(op)
     graph.outputs = [mapping.get(v, v) for v in graph.outputs]
@@ -71,6 +75,21 @@ def _loop(graph: Graph, op: Op) -> list[Value]:
             return carried
         carried = _inline(graph, body, carried, f"{op.outputs[0].name}/step_{step}")
     raise ConversionError(f"a loop ({op.outputs[0].name}) has more than {LIMIT} steps")
+
+
+def _branches(graph: Graph, op: Op) -> list[Value]:
+    graph.source = op.source
+    condition, *given = [v for v in op.inputs if v is not None]
+    name = op.outputs[0].name
+    results = [
+        _inline(graph, graph.subgraphs[op.options[f"{role}_subgraph_index"] - 1], given, scope)
+        for role, scope in (("then", f"{name}/then"), ("else", f"{name}/else"))
+    ]
+    graph.scope = name
+    return [
+        graph.emit("SELECT_V2", condition, a, b, shape=a.shape, dtype=a.dtype)
+        for a, b in zip(*results, strict=True)
+    ]
 
 
 def _inline(graph: Graph, inner: Graph, given: list[Value], scope: str) -> list[Value]:

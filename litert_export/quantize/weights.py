@@ -97,6 +97,6 @@ def quantize(graph: Graph, config: QuantConfig, warnings: list[str]) -> Graph:
     Args:
         warnings: gets a sentence for each constant that lost more than precision.
     """
-    for inner in (graph, *graph.subgraphs):
+    for inner in graph.graphs:
         _Weights(inner, config, warnings).run()
     return graph

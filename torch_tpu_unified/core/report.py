@@ -63,7 +63,8 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         code = lines[position + 1].strip() if position + 1 < len(lines) else ""
         code = "" if _FRAME.search(code) else code
         frame = SourceLine(match["file"], int(match["line"]), match["function"], code)
-        if found is None or not frame.file.startswith(_TORCH) or found.file.startswith(_TORCH):
+        theirs = (_TORCH, "<")  # "<" begins the name of code that PyTorch has made
+        if found is None or not frame.file.startswith(theirs) or found.file.startswith(theirs):
             found = frame
     return found
 
