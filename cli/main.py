@@ -130,6 +130,9 @@ def command(**options: Any) -> None:
     TARGET is litert; edgetpu (in int8, in operators that its compiler maps); stablehlo (text, or
     portable bytecode as FILE.mlirbc); tpu (an executable and a report for --topology, without a
     TPU); or tpu-cache (compiled programs on disk).
+
+    About LiteRT files: tpu-convert inspect FILE [--profile], tpu-convert diff FIRST SECOND, and
+    tpu-convert check FILE --target edgetpu.
     """
     check_target(options["to"])
     from torch_tpu_unified.cli import convert_xla
@@ -149,11 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and leave with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with failures.reported(as_json="--json" in given):
-        if given[:1] == ["check"]:
-            from torch_tpu_unified.cli import check
+        if given[:1] and given[0] in ("check", "inspect", "diff"):
+            from torch_tpu_unified.cli import check, inspect
 
-            check.command.main(given[1:], prog_name="tpu-convert check", standalone_mode=False)
-            sys.exit(0)
+            about = {"check": check.command, "inspect": inspect.inspect, "diff": inspect.diff}
+            name = f"tpu-convert {given[0]}"
+            result = about[given[0]].main(given[1:], prog_name=name, standalone_mode=False)
+            sys.exit(result if isinstance(result, int) else 0)
         result = command.main(given, prog_name="tpu-convert", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
 

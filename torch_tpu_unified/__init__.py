@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch_tpu_unified.device_functions import scan_layers as scan_layers
     from torch_tpu_unified.device_functions import shard as shard
     from torch_tpu_unified.edgetpu import precheck as precheck
+    from torch_tpu_unified.filediff import diff as diff
     from torch_tpu_unified.inspection import inspect as inspect
+    from torch_tpu_unified.inspection import profile as profile
     from torch_tpu_unified.parity_table import parity as parity
     from torch_tpu_unified.planning import plan as plan
     from torch_tpu_unified.programs import load_program as load_program
@@ -35,6 +37,7 @@ _HOMES = {
     "Mesh": "device_functions",
     "compare": "comparison",
     "convert": "conversion",
+    "diff": "filediff",
     "inspect": "inspection",
     "jax_op": "device_functions",
     "load": "runtime",
@@ -43,6 +46,7 @@ _HOMES = {
     "parity": "parity_table",
     "plan": "planning",
     "precheck": "edgetpu",
+    "profile": "inspection",
     "scan_layers": "device_functions",
     "shard": "device_functions",
     "verify": "comparison",

@@ -1,15 +1,17 @@
-"""Describes a LiteRT file: signatures, operators, types, sizes. Any converter's file is read."""
+"""Describes a LiteRT file: signatures, operators, types, sizes, times. Any converter's is read."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from litert_export import reader
+from litert_export import reader, timing
 from litert_export.graph import Graph, Value
+from litert_export.timing import OpTime
 from torch_tpu_unified.tables import readable_bytes, text_table
 
 
@@ -76,6 +78,74 @@ def inspect(model: bytes | bytearray | str | os.PathLike[str]) -> Description:
     graphs = reader.read(model)
     size = len(model) if isinstance(model, (bytes, bytearray)) else Path(model).stat().st_size
     return Description(size, tuple(_describe(name, g) for name, g in graphs.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Times of a file's first signature on this machine, one thread; `str()` gives a table.
+
+    Attributes:
+        seconds: median of a call of the whole graph.
+        operators: each operator in order, timed alone (see `litert_export.timing.profile`).
+    """
+
+    seconds: float
+    operators: tuple[OpTime, ...]
+
+    @property
+    def xnnpack(self) -> float:
+        """The share of operators that XNNPACK takes, from 0 to 1."""
+        return sum(op.xnnpack for op in self.operators) / max(len(self.operators), 1)
+
+    def __str__(self) -> str:
+        known = [op.seconds for op in self.operators if op.seconds is not None]
+        total = sum(known)
+        groups: dict[str, list[OpTime]] = {}
+        for op in self.operators:
+            groups.setdefault(op.code, []).append(op)
+        rows = []
+        for code, ops in groups.items():
+            spent = sum(op.seconds or 0.0 for op in ops)
+            alone = any(op.seconds is not None for op in ops)
+            share = f"{spent / total:.1%}" if alone and total else "-"
+            time = f"{spent * 1e6:.1f}" if alone else "-"
+            rows.append([code, str(len(ops)), str(sum(op.xnnpack for op in ops)), time, share])
+        rows.sort(key=lambda row: -float(row[3]) if row[3] != "-" else 1.0)
+        head = ("operator", "count", "xnnpack", "us", "share")
+        slowest = sorted(
+            (op for op in self.operators if op.seconds), key=lambda op: -(op.seconds or 0.0)
+        )
+        lines = [
+            f"one call {self.seconds * 1e6:.1f} us; operators alone {total * 1e6:.1f} us together; "
+            f"XNNPACK takes {self.xnnpack:.0%} of them",
+            text_table(head, rows, "  "),
+            "slowest",
+            *(f"  {(op.seconds or 0) * 1e6:8.1f} us  {op.code} {op.name}" for op in slowest[:5]),
+        ]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`; seconds."""
+        return {**dataclasses.asdict(self), "xnnpack": self.xnnpack}
+
+
+def profile(
+    model: bytes | bytearray | str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Time a LiteRT file and its operators on this machine.
+
+    Args:
+        progress: called with (operators done, operators).
+
+    Raises:
+        InputError: there is no such file, it is damaged, or LiteRT cannot run it.
+    """
+    content = model if isinstance(model, (bytes, bytearray)) else bytes(reader.load_bytes(model))
+    graph = next(iter(reader.read(content).values()))
+    seconds, operators = timing.profile(content, graph, progress=progress)
+    return Profile(seconds, tuple(operators))
 
 
 def _values(graph: Graph) -> list[Value]:
